@@ -1,1 +1,3 @@
 //! baton-core
+
+pub mod body;

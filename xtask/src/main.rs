@@ -27,8 +27,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository's root: the folder above this crate.
+/// The repository's root: the folder above this crate. Cargo says where that is, unless the program is run without it.
 fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here = Path::new(&manifest);
     here.parent().unwrap_or(here).to_path_buf()
 }

@@ -74,9 +74,9 @@ const FAULTS: Kind = Kind {
 
 const LIMITS: Kind = Kind {
     noun: "limit",
-    sources: &["crates/core/src/limits.rs"],
-    words: public_fields,
-    pages: &["docs/limits.md"],
+    sources: &["crates/core/src/", "crates/gateway/src/", "crates/sim/src/"],
+    words: limits,
+    pages: &["docs/limits.md", "docs/simulated-engines.md"],
 };
 
 fn check(tree: &Tree, kind: &Kind) -> Vec<Finding> {
@@ -142,6 +142,7 @@ fn flags(code: &Code) -> Vec<Mention> {
             && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
     };
     let mut found: Vec<Mention> = code.strings().filter(|string| is_flag(&string.text)).collect();
+    found.extend(settings(code).into_iter().map(|(_, flag)| flag));
     for field in fields(code) {
         for attribute in field.attrs.iter().filter(|a| a.path().is_ident("arg") || a.path().is_ident("clap"))
         {
@@ -166,12 +167,48 @@ fn long_name(attribute: &syn::Attribute, field: &syn::Field) -> Option<String> {
     name.filter(|_| is_long)
 }
 
-fn public_fields(code: &Code) -> Vec<Mention> {
-    fields(code)
-        .filter(|field| matches!(field.vis, syn::Visibility::Public(_)))
-        .filter_map(|field| field.ident.as_ref())
-        .map(|ident| Mention { text: ident.to_string(), line: ident.span().start().line, test: false })
-        .collect()
+/// Limits have three homes: fields of a struct called `...Limits`, the config's groups of limits and times, and constants
+/// called `MAX_...` that no setting changes.
+fn limits(code: &Code) -> Vec<Mention> {
+    let rows =
+        settings(code).into_iter().filter(|(group, _)| ["limits", "timeouts"].contains(&group.as_str()));
+    let mut found: Vec<Mention> = rows.map(|(_, flag)| flag).collect();
+    let mut add = |ident: &syn::Ident| {
+        found.push(Mention { text: ident.to_string(), line: ident.span().start().line, test: false });
+    };
+    for item in &code.ast.items {
+        match item {
+            syn::Item::Struct(item) if item.ident.to_string().ends_with("Limits") => {
+                item.fields.iter().filter_map(|field| field.ident.as_ref()).for_each(&mut add);
+            }
+            syn::Item::Const(item) if item.ident.to_string().starts_with("MAX_") => add(&item.ident),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// (group, `--flag`) of the rows in a `group!` table of settings, aliases included. A row ends in `KIND, "flag";` or
+/// `KIND, "flag", NOTE...;`.
+fn settings(code: &Code) -> Vec<(String, Mention)> {
+    let mut found = Vec::new();
+    let mut group = String::new();
+    let text = |at: usize| code.tokens.get(at).map_or("", |token| token.text.as_str());
+    let mut inside_alias = false;
+    for (at, token) in code.tokens.iter().enumerate() {
+        if text(at + 1) == ":" && text(at + 3) == "{" && text(at.wrapping_sub(1)).starts_with('"') {
+            group.clone_from(&token.text);
+        }
+        inside_alias = token.text == "alias" || (inside_alias && token.text != "]");
+        let Some(name) = token.text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else {
+            continue;
+        };
+        let ends_row = text(at.wrapping_sub(1)) == "," && (text(at + 1) == ";" || text(at + 2) == "NOTE");
+        if !group.is_empty() && (ends_row || inside_alias) {
+            found.push((group.clone(), Mention { text: format!("--{name}"), ..token.clone() }));
+        }
+    }
+    found
 }
 
 /// Named fields of every struct that stands at the top of the file.
@@ -192,6 +229,16 @@ mod tests {
         assert!(!mentions("| `--port-range` |", "--port"));
         assert!(mentions("baton_requests_total", "baton_requests"));
         assert!(!mentions("baton_requests_active", "baton_requests"));
+    }
+
+    #[test]
+    fn settings_are_read_from_the_rows_of_a_group() {
+        let source = "group! {\n /// D.\n \"Title\" limits: Limits {\n /// H.\n a: u8 = 1, COUNT, \"a-b\";\n \
+                      c: Vec<H> = vec![h(\"x\"), h(\"y\")], LIST, \"c\", NOTE.alias(&[\"d\", \"e\"]).later(\"z\");\n }\n}";
+        let code = Code::parse(source, false).unwrap();
+        let names: Vec<String> =
+            settings(&code).into_iter().map(|(group, flag)| group + &flag.text).collect();
+        assert_eq!(names, ["limits--a-b", "limits--c", "limits--d", "limits--e"]);
     }
 
     #[test]

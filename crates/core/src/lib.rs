@@ -1,3 +1,22 @@
-//! baton-core
+//! baton-core: every decision that the gateway makes, and nothing that touches the world.
+//!
+//! No sockets, no clock, no runtime, no environment, no log: time ([`time::Instant`]) and chance
+//! ([`dice::Dice`]) are arguments, so that a decision can be replayed from its inputs alone.
+//! ARCHITECTURE.md says which module decides what.
 
+pub mod admission;
+pub mod ask;
 pub mod body;
+pub mod breaker;
+pub mod dice;
+pub mod exchange;
+pub mod fault;
+pub mod fleet;
+pub mod handoff;
+pub mod limits;
+pub mod load;
+pub mod place;
+pub mod record;
+pub mod retry;
+pub mod sse;
+pub mod time;

@@ -1,0 +1,346 @@
+//! What the gateway needs to know of a request, read once from its body.
+//!
+//! Knows the shapes of the APIs, not of the engines. Members that the gateway owns (hand-off fields,
+//! ranks, request ids) are found here and are taken off every leg: one crafted value of them kills a real
+//! decode engine (real-engines.md 4.3). Members that a hand-off rewrites are checked for their type here,
+//! because the rewritten leg would hide a mistake that the other leg then trips over with the KV already
+//! handed over (real-engines.md 4.4).
+
+use smallvec::SmallVec;
+
+use crate::body::{Edit, Envelope, scalar};
+use crate::fault::{Fault, Shape};
+
+/// The APIs that take a generation request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Api {
+    Chat,
+    Completions,
+    Generate,
+    Messages,
+    Responses,
+}
+
+impl Api {
+    pub const ALL: [Api; 5] = [Api::Chat, Api::Completions, Api::Generate, Api::Messages, Api::Responses];
+
+    pub fn path(self) -> &'static str {
+        match self {
+            Api::Chat => "/v1/chat/completions",
+            Api::Completions => "/v1/completions",
+            Api::Generate => "/generate",
+            Api::Messages => "/v1/messages",
+            Api::Responses => "/v1/responses",
+        }
+    }
+
+    pub fn of_path(path: &str) -> Option<Api> {
+        Api::ALL.into_iter().find(|a| a.path() == path)
+    }
+
+    pub fn shape(self) -> Shape {
+        if self == Api::Messages { Shape::Anthropic } else { Shape::OpenAi }
+    }
+
+    /// What a fresh request id begins with (smg.md 1.1).
+    pub fn id_prefix(self) -> &'static str {
+        match self {
+            Api::Chat => "chatcmpl-",
+            Api::Completions => "cmpl-",
+            Api::Generate => "gnt-",
+            Api::Messages => "msg_",
+            Api::Responses => "resp-",
+        }
+    }
+}
+
+/// The member with which a request caps its output, and so with which a one-token leg is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cap {
+    MaxTokens,
+    MaxCompletionTokens,
+    MaxOutputTokens,
+}
+
+impl Cap {
+    pub fn key(self) -> &'static str {
+        match self {
+            Cap::MaxTokens => "max_tokens",
+            Cap::MaxCompletionTokens => "max_completion_tokens",
+            Cap::MaxOutputTokens => "max_output_tokens",
+        }
+    }
+}
+
+/// What routing and the hand-off need to know of a request.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub api: Api,
+    pub model: Option<String>,
+    pub stream: bool,
+    /// Samples asked for; 1 when the request does not say.
+    pub n: u32,
+    /// The request lists its prompts: how many. A list of one is still a list to the engine.
+    pub batch: Option<u32>,
+    /// Several answers are picked from or searched through (`best_of`, beam search): no single hand-off fits.
+    pub searches: bool,
+    pub logprobs: bool,
+    /// The prompt's own log probabilities are asked for; only the worker that computes the prompt has them.
+    pub echoes: bool,
+    pub cap: Cap,
+    pub max_tokens: Option<u64>,
+    /// Members of the body that a one-token leg must lose or change, if they are there.
+    pub has: Has,
+    /// Takes the gateway's own members off a client's body.
+    pub strip: SmallVec<[Edit; 4]>,
+    /// Length of the body in bytes.
+    pub size: usize,
+}
+
+/// Which of the members that a prefill leg rewrites are in the body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Has {
+    pub stream: bool,
+    pub stream_options: bool,
+    pub min_tokens: bool,
+    pub n: bool,
+    pub max_tokens: bool,
+}
+
+/// Members that belong to the gateway on every leg (real-engines.md 4.3; engines.md B.2, B.3, C.1, A.7).
+pub const OWNED: [&str; 9] = [
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "disaggregated_params",
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "decode_tp_size",
+    "rid",
+    "request_id",
+];
+
+/// And every member whose name begins so.
+pub const OWNED_PREFIX: &str = "bootstrap_";
+
+/// Members whose value some hand-off changes: twice in a body is once too often.
+const EDITED: [&str; 7] =
+    ["stream", "stream_options", "n", "min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens"];
+
+/// Longest model name taken, in bytes.
+const MODEL_MAX: usize = 512;
+
+impl Ask {
+    /// # Errors
+    /// [`Fault::RepeatedMember`] for a repeated member that the gateway edits or owns,
+    /// [`Fault::InvalidType`] for one of the wrong type.
+    pub fn read(api: Api, body: &Envelope) -> Result<Ask, Fault> {
+        let mut ask = Ask {
+            api,
+            model: None,
+            stream: false,
+            n: 1,
+            batch: None,
+            searches: false,
+            logprobs: false,
+            echoes: false,
+            cap: if api == Api::Responses { Cap::MaxOutputTokens } else { Cap::MaxTokens },
+            max_tokens: None,
+            has: Has::default(),
+            strip: SmallVec::new(),
+            size: body.len(),
+        };
+        let mut seen = Seen::default();
+        for (key, value) in body.members() {
+            ask.note(&key, value, &mut seen)?;
+        }
+        if api == Api::Generate {
+            ask.sampling(body)?;
+        }
+        Ok(ask)
+    }
+
+    fn note(&mut self, key: &str, value: &[u8], seen: &mut Seen) -> Result<(), Fault> {
+        if OWNED.contains(&key) || key.starts_with(OWNED_PREFIX) {
+            if self.strip.iter().any(|e| e.key() == key) {
+                return Err(Fault::RepeatedMember { key: key.to_owned() });
+            }
+            self.strip.push(Edit::remove(key.to_owned()));
+            return Ok(());
+        }
+        seen.once(key)?;
+        match key {
+            "model" => self.model = model(value)?,
+            "stream" => {
+                self.has.stream = true;
+                self.stream = optional(value, scalar::as_bool, "stream", "a boolean")?.unwrap_or(false);
+            }
+            "n" => {
+                self.has.n = true;
+                let n = optional(value, scalar::as_u64, "n", "a positive integer")?.unwrap_or(1);
+                self.n = u32::try_from(n).map_err(|_| Fault::InvalidType { param: "n", expected: "a positive integer" })?;
+            }
+            "stream_options" => self.has.stream_options = true,
+            "min_tokens" => self.has.min_tokens = true,
+            "max_tokens" => {
+                self.has.max_tokens = true;
+                let cap = optional(value, scalar::as_u64, "max_tokens", "an integer")?;
+                if self.cap == Cap::MaxTokens {
+                    self.max_tokens = cap;
+                }
+            }
+            "max_completion_tokens" if self.api == Api::Chat => {
+                let cap = optional(value, scalar::as_u64, "max_completion_tokens", "an integer")?;
+                if cap.is_some() {
+                    (self.cap, self.max_tokens) = (Cap::MaxCompletionTokens, cap);
+                }
+            }
+            "max_output_tokens" if self.api == Api::Responses => {
+                self.max_tokens = optional(value, scalar::as_u64, "max_output_tokens", "an integer")?;
+            }
+            "prompt" if self.api == Api::Completions => self.batch = batch(value),
+            "prompt_embeds" if self.api == Api::Completions && scalar::kind(value) == scalar::Kind::Array => {
+                self.batch = scalar::array_len(value).and_then(|n| u32::try_from(n).ok());
+            }
+            "text" | "input_ids" if self.api == Api::Generate => self.batch = batch(value).or(self.batch),
+            "best_of" => self.searches |= scalar::as_u64(value).is_some_and(|n| n > 1),
+            "use_beam_search" => self.searches |= scalar::as_bool(value) == Some(true),
+            "logprobs" | "return_logprob" => {
+                self.logprobs |= !matches!(value, b"false" | b"null");
+            }
+            "echo" => self.echoes |= scalar::as_bool(value) == Some(true),
+            "prompt_logprobs" => self.echoes |= scalar::kind(value) == scalar::Kind::Number,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// `/generate` keeps its cap and its sample count one level down.
+    fn sampling(&mut self, body: &Envelope) -> Result<(), Fault> {
+        let Some(params) = body.get("sampling_params").filter(|p| scalar::kind(p) == scalar::Kind::Object) else {
+            return Ok(());
+        };
+        if let Some(n) = scalar::member(params, "n") {
+            let n = optional(n, scalar::as_u64, "sampling_params", "an object whose n is a positive integer")?;
+            self.n = u32::try_from(n.unwrap_or(1)).unwrap_or(u32::MAX);
+        }
+        self.max_tokens = scalar::member(params, "max_new_tokens").and_then(scalar::as_u64).or(self.max_tokens);
+        Ok(())
+    }
+
+    /// How many results the engine is asked for as a list of requests: none for a plain request.
+    pub fn is_single(&self) -> bool {
+        self.n <= 1 && self.batch.is_none_or(|b| b <= 1) && !self.searches
+    }
+}
+
+/// Which edited members were met, one bit each.
+#[derive(Default)]
+struct Seen(u8);
+
+impl Seen {
+    fn once(&mut self, key: &str) -> Result<(), Fault> {
+        let Some(i) = EDITED.iter().position(|k| *k == key) else { return Ok(()) };
+        if self.0 & (1 << i) != 0 {
+            return Err(Fault::RepeatedMember { key: key.to_owned() });
+        }
+        self.0 |= 1 << i;
+        Ok(())
+    }
+}
+
+/// Null and absent are the same to an engine.
+fn optional<T>(
+    value: &[u8],
+    read: impl Fn(&[u8]) -> Option<T>,
+    param: &'static str,
+    expected: &'static str,
+) -> Result<Option<T>, Fault> {
+    if scalar::kind(value) == scalar::Kind::Null {
+        return Ok(None);
+    }
+    read(value).map(Some).ok_or(Fault::InvalidType { param, expected })
+}
+
+fn model(value: &[u8]) -> Result<Option<String>, Fault> {
+    let wrong = Fault::InvalidType { param: "model", expected: "a string of at most 512 bytes" };
+    match scalar::kind(value) {
+        scalar::Kind::Null => Ok(None),
+        _ if value.len() > MODEL_MAX => Err(wrong),
+        _ => scalar::as_str(value).map(|s| Some(s.into_owned())).ok_or(wrong),
+    }
+}
+
+/// A list of prompts, or one prompt? A flat list of numbers is one prompt in token ids.
+fn batch(value: &[u8]) -> Option<u32> {
+    if scalar::kind(value) != scalar::Kind::Array {
+        return None;
+    }
+    let first = scalar::elements(value).next()?;
+    if scalar::kind(first) == scalar::Kind::Number {
+        return None;
+    }
+    scalar::array_len(value).and_then(|n| u32::try_from(n).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::BodyLimits;
+    use bytes::Bytes;
+
+    fn ask(api: Api, body: &str) -> Result<Ask, Fault> {
+        let env = Envelope::parse(Bytes::copy_from_slice(body.as_bytes()), &BodyLimits::default()).unwrap();
+        Ask::read(api, &env)
+    }
+
+    #[test]
+    fn reads_what_routing_needs() {
+        let a = ask(Api::Chat, r#"{"model":"m","stream":true,"n":2,"max_tokens":9,"max_completion_tokens":4,"logprobs":true}"#).unwrap();
+        assert_eq!((a.model.as_deref(), a.stream, a.n, a.max_tokens), (Some("m"), true, 2, Some(4)));
+        assert_eq!((a.cap, a.logprobs, a.is_single()), (Cap::MaxCompletionTokens, true, false));
+    }
+
+    #[test]
+    fn tells_a_batch_from_token_ids() {
+        for (api, body, batch) in [
+            (Api::Completions, r#"{"prompt":"a"}"#, None),
+            (Api::Completions, r#"{"prompt":[1,2]}"#, None),
+            (Api::Completions, r#"{"prompt":["a"]}"#, Some(1)),
+            (Api::Completions, r#"{"prompt":["a","b","c"]}"#, Some(3)),
+            (Api::Completions, r#"{"prompt":[[1,2],[3]]}"#, Some(2)),
+            (Api::Generate, r#"{"input_ids":[[1,2],[3]]}"#, Some(2)),
+            (Api::Generate, r#"{"text":["a","b"]}"#, Some(2)),
+            (Api::Generate, r#"{"text":"a"}"#, None),
+            (Api::Chat, r#"{"messages":[{"role":"user"}]}"#, None),
+        ] {
+            assert_eq!(ask(api, body).unwrap().batch, batch, "{body}");
+        }
+    }
+
+    #[test]
+    fn finds_the_members_that_are_the_gateways() {
+        let a = ask(Api::Chat, r#"{"kv_transfer_params":{},"bootstrap_room":1,"bootstrap_x":2,"rid":"a","user":"u"}"#).unwrap();
+        let keys: Vec<_> = a.strip.iter().map(|e| e.key().to_owned()).collect();
+        assert_eq!(keys, ["kv_transfer_params", "bootstrap_room", "bootstrap_x", "rid"]);
+    }
+
+    #[test]
+    fn refuses_wrong_types_and_repeats() {
+        for (body, key) in [
+            (r#"{"stream":"yes"}"#, "stream"),
+            (r#"{"max_tokens":"x"}"#, "max_tokens"),
+            (r#"{"n":-1}"#, "n"),
+            (r#"{"model":7}"#, "model"),
+        ] {
+            match ask(Api::Chat, body) {
+                Err(Fault::InvalidType { param, .. }) => assert_eq!(param, key),
+                other => panic!("{body}: {other:?}"),
+            }
+        }
+        for body in [r#"{"stream":true,"stream":false}"#, r#"{"rid":1,"rid":2}"#, r#"{"n":1,"n":1}"#] {
+            assert!(matches!(ask(Api::Chat, body), Err(Fault::RepeatedMember { .. })), "{body}");
+        }
+        assert!(ask(Api::Chat, r#"{"max_tokens":null,"stream":null}"#).is_ok());
+    }
+}

@@ -1,0 +1,535 @@
+//! The life of one client request: what happens next?
+//!
+//! A state machine without I/O. The driver feeds what happened as [`Event`]s and carries out the
+//! [`Action`]s it gets back, in their order. It knows legs, their order and the plan's abort rules; it
+//! does not know engines, bodies, sockets or clocks. HTTP and gRPC legs run the same machine.
+//!
+//! Invariants, proved by the walk in `tests/stories`:
+//! - exactly one `Settle`, always last;
+//! - no leg outlives its exchange except one that was detached, and the driver bounds that;
+//! - each lease is given back exactly once (`Free`, or along with a detached leg);
+//! - a decode leg is never sent on a hand-off that is dead or not there yet;
+//! - the client is answered at most once, and nothing is retried once it was.
+
+use smallvec::SmallVec;
+
+use crate::breaker::Verdict;
+use crate::dice::Dice;
+use crate::fault::{Fault, LegName};
+use crate::retry::{Decision, RetryRule};
+use crate::time::Duration;
+
+/// A leg's place in the plan. The one leg of a single plan sits in the place of the decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Leg {
+    Prefill,
+    Decode,
+}
+
+/// In which order legs are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// One leg.
+    Single,
+    /// Prefill, and when it has answered, decode.
+    InTurn,
+    /// Both at once.
+    Together,
+}
+
+/// When the client's answer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Start {
+    /// On the decode's response head.
+    DecodeHead,
+    /// On both response heads: a prefill that refuses can still be told as what it is.
+    BothHeads,
+    /// On the decode's head once the prefill's answer has ended.
+    PrefillEnd,
+}
+
+/// What to do with a leg that is not wanted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Abort {
+    /// Close its connection: the engine takes that as an abort.
+    Cancel,
+    /// Let it finish in the background, within a limit.
+    Detach,
+}
+
+/// The part of a plan that steers the exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Course {
+    pub order: Order,
+    pub start: Start,
+    /// A prefill leg in flight when the exchange ends before the answer began.
+    pub prefill_abort: Abort,
+    /// Between prefill's answer and decode's the KV is held for a decode that only the gateway can send:
+    /// if that will not happen, a throw-away decode consumes it (design: *release*).
+    pub release: bool,
+    /// The answering worker runs both phases.
+    pub whole: bool,
+}
+
+impl Course {
+    pub const fn name(&self, leg: Leg) -> LegName {
+        match leg {
+            Leg::Prefill => LegName::Prefill,
+            Leg::Decode if self.whole => LegName::Whole,
+            Leg::Decode => LegName::Decode,
+        }
+    }
+}
+
+/// What the prefill's answer was worth.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handed {
+    /// It handed KV over; the decode leg can be told.
+    Over,
+    /// There is nothing to hand over; the decode computes the prompt itself.
+    Nothing,
+    /// The hand-off cannot be used and the decode must not be asked.
+    Dead(Fault),
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The request was admitted.
+    Begin,
+    /// Workers were chosen and their leases taken.
+    Placed(Course),
+    Unplaced(Fault),
+    /// A 2xx response head came.
+    Head(Leg),
+    /// The prefill leg of a plan in turn has answered in full.
+    Answered(Handed),
+    /// A leg's body ended as it should.
+    Ended(Leg),
+    /// A leg failed. `delivered`: the engine may have got the request.
+    Failed { leg: Leg, fault: Fault, delivered: bool },
+    ClientGone,
+    /// The request's time is over.
+    Deadline,
+    /// The gateway stops now.
+    Drain,
+    /// The wait before another attempt is over.
+    Resume,
+}
+
+/// What the driver does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Choose workers and make a plan; report `Placed` or `Unplaced`.
+    Place,
+    Send(Leg),
+    Cancel(Leg),
+    /// Drain the leg in the background; its lease goes along.
+    Detach(Leg),
+    /// Consume the handed-over KV by a throw-away decode in the background.
+    Release,
+    /// What the leg says about its worker.
+    Judge(Leg, Verdict),
+    /// Give the leg's lease back.
+    Free(Leg),
+    /// Give the client the decode's head, then its body as it comes.
+    Start,
+    /// Answer the client with the fault.
+    Fail(Fault),
+    /// End the begun answer with the fault.
+    Cut(Fault),
+    /// Wait, then report `Resume`.
+    Wait(Duration),
+    /// Write the record. Nothing comes after it.
+    Settle(Outcome),
+}
+
+/// How an exchange ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    Served,
+    /// Answered with an error.
+    Failed,
+    /// The answer had begun and was cut.
+    Cut,
+    ClientGone,
+}
+
+impl Outcome {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Served => "served",
+            Outcome::Failed => "failed",
+            Outcome::Cut => "cut",
+            Outcome::ClientGone => "client_gone",
+        }
+    }
+}
+
+pub type Actions = SmallVec<[Action; 6]>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    New,
+    Placing,
+    Running,
+    Waiting,
+    Relaying,
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum LegState {
+    Idle,
+    Sent,
+    Head,
+    Over,
+}
+
+/// One client request's life, from admission to settlement.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    retry: RetryRule,
+    timeout: Duration,
+    phase: Phase,
+    course: Course,
+    attempt: u32,
+    prefill: LegState,
+    decode: LegState,
+    leased: [bool; 2],
+    /// KV waits at the prefill for a decode.
+    handed: bool,
+    /// What the attempt before failed with: told if no worker is left to try.
+    last: Option<Fault>,
+}
+
+const NOWHERE: Course =
+    Course { order: Order::Single, start: Start::DecodeHead, prefill_abort: Abort::Cancel, release: false, whole: false };
+
+impl Exchange {
+    pub fn new(retry: RetryRule, timeout: Duration) -> Exchange {
+        Exchange {
+            retry,
+            timeout,
+            phase: Phase::New,
+            course: NOWHERE,
+            attempt: 0,
+            prefill: LegState::Idle,
+            decode: LegState::Idle,
+            leased: [false; 2],
+            handed: false,
+            last: None,
+        }
+    }
+
+    /// The attempt under way, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// The client's answer has begun.
+    pub fn has_started(&self) -> bool {
+        self.phase == Phase::Relaying
+    }
+
+    /// Next actions. An event that does not fit the state changes nothing.
+    pub fn on(&mut self, event: Event, dice: &mut Dice) -> Actions {
+        let mut todo = Actions::new();
+        match (self.phase, event) {
+            (Phase::New, Event::Begin) => self.place(&mut todo),
+            (Phase::Waiting, Event::Resume) => self.place(&mut todo),
+            (Phase::Placing, Event::Placed(course)) => self.send(course, &mut todo),
+            (Phase::Placing, Event::Unplaced(fault)) => {
+                let told = self.last.take().unwrap_or(fault);
+                self.fail(told, &mut todo);
+            }
+            (Phase::Running, Event::Head(leg)) => self.head(leg, &mut todo),
+            (Phase::Running, Event::Answered(handed)) => self.answered(handed, dice, &mut todo),
+            (Phase::Running, Event::Ended(leg)) => self.ended(leg, &mut todo),
+            (Phase::Running, Event::Failed { leg, fault, delivered }) => {
+                self.failed(leg, fault, delivered, dice, &mut todo);
+            }
+            (Phase::Relaying, Event::Ended(Leg::Decode)) => {
+                self.close(Leg::Decode, Verdict::Good, &mut todo);
+                self.settle(Outcome::Served, &mut todo);
+            }
+            (Phase::Relaying, Event::Failed { leg: Leg::Decode, fault, .. }) => {
+                self.close(Leg::Decode, fault.verdict(self.course.name(Leg::Decode)), &mut todo);
+                todo.push(Action::Cut(fault));
+                self.settle(Outcome::Cut, &mut todo);
+            }
+            (Phase::New | Phase::Done, _) => {}
+            (_, Event::ClientGone) => self.end(None, &mut todo),
+            (_, Event::Deadline) => {
+                let leg = self.waited_for();
+                self.end(Some(Fault::Deadline { leg, seconds: self.timeout.as_secs() }), &mut todo);
+            }
+            (_, Event::Drain) => self.end(Some(Fault::Draining), &mut todo),
+            _ => {}
+        }
+        todo
+    }
+
+    fn place(&mut self, todo: &mut Actions) {
+        self.attempt += 1;
+        self.phase = Phase::Placing;
+        todo.push(Action::Place);
+    }
+
+    fn send(&mut self, course: Course, todo: &mut Actions) {
+        self.phase = Phase::Running;
+        self.course = course;
+        self.handed = false;
+        (self.prefill, self.decode) = (LegState::Idle, LegState::Idle);
+        self.leased = [course.order != Order::Single, true];
+        if course.order != Order::Single {
+            self.prefill = LegState::Sent;
+            todo.push(Action::Send(Leg::Prefill));
+        }
+        if course.order != Order::InTurn {
+            self.decode = LegState::Sent;
+            todo.push(Action::Send(Leg::Decode));
+        }
+    }
+
+    fn head(&mut self, leg: Leg, todo: &mut Actions) {
+        match leg {
+            Leg::Prefill if self.prefill == LegState::Sent => self.prefill = LegState::Head,
+            Leg::Decode if self.decode == LegState::Sent => {
+                self.decode = LegState::Head;
+                self.handed = false;
+            }
+            _ => return,
+        }
+        self.try_start(todo);
+    }
+
+    fn answered(&mut self, handed: Handed, dice: &mut Dice, todo: &mut Actions) {
+        if self.course.order != Order::InTurn || self.decode != LegState::Idle {
+            return;
+        }
+        match handed {
+            Handed::Dead(fault) => self.failed(Leg::Prefill, fault, true, dice, todo),
+            Handed::Over | Handed::Nothing => {
+                self.handed = handed == Handed::Over && self.course.release;
+                self.close(Leg::Prefill, Verdict::Good, todo);
+                self.decode = LegState::Sent;
+                todo.push(Action::Send(Leg::Decode));
+            }
+        }
+    }
+
+    fn ended(&mut self, leg: Leg, todo: &mut Actions) {
+        if leg == Leg::Prefill && matches!(self.prefill, LegState::Sent | LegState::Head) {
+            self.close(Leg::Prefill, Verdict::Good, todo);
+            self.try_start(todo);
+        }
+    }
+
+    fn try_start(&mut self, todo: &mut Actions) {
+        let prefill_ready = match (self.course.order, self.course.start) {
+            (Order::Together, Start::BothHeads) => matches!(self.prefill, LegState::Head | LegState::Over),
+            (Order::Together, Start::PrefillEnd) => self.prefill == LegState::Over,
+            _ => true,
+        };
+        if self.decode != LegState::Head || !prefill_ready {
+            return;
+        }
+        self.phase = Phase::Relaying;
+        todo.push(Action::Start);
+        if matches!(self.prefill, LegState::Sent | LegState::Head) {
+            // Closing it would abort the KV transfer that the decode is living on.
+            self.prefill = LegState::Over;
+            self.leased[Leg::Prefill as usize] = false;
+            todo.push(Action::Detach(Leg::Prefill));
+        }
+    }
+
+    fn failed(&mut self, leg: Leg, fault: Fault, delivered: bool, dice: &mut Dice, todo: &mut Actions) {
+        if !matches!(self.state(leg), LegState::Sent | LegState::Head) {
+            return;
+        }
+        self.close(leg, fault.verdict(self.course.name(leg)), todo);
+        // A decode that surely never saw the hand-off did not consume it either. One that may have seen it
+        // is left alone: consuming twice reads blocks that may hold another prompt by now.
+        if leg == Leg::Decode && delivered {
+            self.handed = false;
+        }
+        self.drop_legs(todo);
+        match self.retry.decide(&fault, self.attempt, false, dice) {
+            Decision::Again { wait } => {
+                self.last = Some(fault);
+                self.phase = Phase::Waiting;
+                todo.push(Action::Wait(wait));
+            }
+            Decision::GiveUp => self.fail(fault, todo),
+        }
+    }
+
+    /// Ends the exchange from outside: the client left (no fault), its time is over, the gateway stops.
+    fn end(&mut self, fault: Option<Fault>, todo: &mut Actions) {
+        let started = self.phase == Phase::Relaying;
+        if let Some(Fault::Deadline { leg, .. }) = fault {
+            let waited = if leg == LegName::Prefill { Leg::Prefill } else { Leg::Decode };
+            // A head that came says that the worker lives; a long answer is not its fault.
+            if self.state(waited) == LegState::Sent {
+                todo.push(Action::Cancel(waited));
+                self.close(waited, Verdict::Bad, todo);
+            }
+        }
+        self.drop_legs(todo);
+        match fault {
+            None => self.settle(Outcome::ClientGone, todo),
+            Some(fault) if started => {
+                todo.push(Action::Cut(fault));
+                self.settle(Outcome::Cut, todo);
+            }
+            Some(fault) => self.fail(fault, todo),
+        }
+    }
+
+    /// Ends every leg in flight by the plan's abort rule, releases KV that nobody will fetch.
+    fn drop_legs(&mut self, todo: &mut Actions) {
+        if matches!(self.decode, LegState::Sent | LegState::Head) {
+            todo.push(Action::Cancel(Leg::Decode));
+            self.close(Leg::Decode, Verdict::Mute, todo);
+            self.handed = false;
+        }
+        if matches!(self.prefill, LegState::Sent | LegState::Head) {
+            match self.course.prefill_abort {
+                Abort::Cancel => {
+                    todo.push(Action::Cancel(Leg::Prefill));
+                    self.close(Leg::Prefill, Verdict::Mute, todo);
+                }
+                Abort::Detach => {
+                    self.prefill = LegState::Over;
+                    self.leased[Leg::Prefill as usize] = false;
+                    todo.push(Action::Detach(Leg::Prefill));
+                }
+            }
+        }
+        if std::mem::take(&mut self.handed) {
+            todo.push(Action::Release);
+        }
+        for leg in [Leg::Prefill, Leg::Decode] {
+            self.free(leg, todo);
+        }
+    }
+
+    /// The leg is over: judge it and give its lease back.
+    fn close(&mut self, leg: Leg, verdict: Verdict, todo: &mut Actions) {
+        match leg {
+            Leg::Prefill => self.prefill = LegState::Over,
+            Leg::Decode => self.decode = LegState::Over,
+        }
+        todo.push(Action::Judge(leg, verdict));
+        self.free(leg, todo);
+    }
+
+    fn free(&mut self, leg: Leg, todo: &mut Actions) {
+        if std::mem::take(&mut self.leased[leg as usize]) {
+            todo.push(Action::Free(leg));
+        }
+    }
+
+    fn fail(&mut self, fault: Fault, todo: &mut Actions) {
+        todo.push(Action::Fail(fault));
+        self.settle(Outcome::Failed, todo);
+    }
+
+    fn settle(&mut self, outcome: Outcome, todo: &mut Actions) {
+        self.phase = Phase::Done;
+        todo.push(Action::Settle(outcome));
+    }
+
+    fn state(&self, leg: Leg) -> LegState {
+        match leg {
+            Leg::Prefill => self.prefill,
+            Leg::Decode => self.decode,
+        }
+    }
+
+    /// Whose answer is missing? A prefill without a head holds everything up.
+    fn waited_for(&self) -> LegName {
+        if self.prefill == LegState::Sent { LegName::Prefill } else { self.course.name(Leg::Decode) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) const IN_TURN: Course =
+        Course { order: Order::InTurn, start: Start::DecodeHead, prefill_abort: Abort::Cancel, release: true, whole: false };
+    pub(crate) const TOGETHER: Course =
+        Course { order: Order::Together, start: Start::BothHeads, prefill_abort: Abort::Cancel, release: false, whole: false };
+
+    fn run(course: Course, events: Vec<Event>) -> Vec<Vec<Action>> {
+        let mut x = Exchange::new(RetryRule { attempts: 2, jitter: 0.0, ..RetryRule::default() }, Duration::from_secs(30));
+        let mut d = Dice::new(1);
+        let mut out = vec![x.on(Event::Begin, &mut d).to_vec(), x.on(Event::Placed(course), &mut d).to_vec()];
+        out.extend(events.into_iter().map(|e| x.on(e, &mut d).to_vec()));
+        out
+    }
+
+    #[test]
+    fn in_turn_runs_to_its_end() {
+        use Action::{Free, Judge, Place, Send, Settle, Start};
+        let got = run(IN_TURN, vec![Event::Answered(Handed::Over), Event::Head(Leg::Decode), Event::Ended(Leg::Decode)]);
+        assert_eq!(
+            got,
+            [
+                vec![Place],
+                vec![Send(Leg::Prefill)],
+                vec![Judge(Leg::Prefill, Verdict::Good), Free(Leg::Prefill), Send(Leg::Decode)],
+                vec![Start],
+                vec![Judge(Leg::Decode, Verdict::Good), Free(Leg::Decode), Settle(Outcome::Served)],
+            ]
+        );
+    }
+
+    #[test]
+    fn together_waits_for_both_heads_and_detaches_the_prefill() {
+        let got = run(TOGETHER, vec![Event::Head(Leg::Decode), Event::Head(Leg::Prefill), Event::ClientGone]);
+        assert_eq!(got[2], []);
+        assert_eq!(got[3], [Action::Start, Action::Detach(Leg::Prefill)]);
+        assert_eq!(got[4][0], Action::Cancel(Leg::Decode));
+        assert!(!got[4].contains(&Action::Free(Leg::Prefill)), "its lease went along with the detached leg");
+    }
+
+    #[test]
+    fn a_decode_that_could_not_be_reached_releases_the_kv() {
+        let fault = Fault::Unreachable { leg: LegName::Decode, cause: "refused".into() };
+        let fail = |delivered| Event::Failed { leg: Leg::Decode, fault: fault.clone(), delivered };
+        let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(false)]);
+        assert!(got[3].contains(&Action::Release) && matches!(got[3].last(), Some(Action::Wait(_))));
+        let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(true)]);
+        assert!(!got[3].contains(&Action::Release));
+    }
+
+    #[test]
+    fn when_no_worker_is_left_the_first_fault_is_told() {
+        let fault = Fault::Unreachable { leg: LegName::Prefill, cause: "refused".into() };
+        let none = Fault::NoWorker { leg: LegName::Prefill, registered: true };
+        let got = run(
+            IN_TURN,
+            vec![
+                Event::Failed { leg: Leg::Prefill, fault: fault.clone(), delivered: false },
+                Event::Resume,
+                Event::Unplaced(none),
+            ],
+        );
+        assert_eq!(got[4], [Action::Fail(fault), Action::Settle(Outcome::Failed)]);
+    }
+
+    #[test]
+    fn a_deadline_blames_the_leg_that_is_waited_for() {
+        let got = run(IN_TURN, vec![Event::Deadline]);
+        assert!(got[2].contains(&Action::Judge(Leg::Prefill, Verdict::Bad)));
+        assert!(matches!(got[2].last(), Some(Action::Settle(Outcome::Failed))));
+    }
+}

@@ -1,0 +1,467 @@
+//! Why an exchange failed: a closed list in which every entry already knows its answer.
+//!
+//! One table decides status, code, headers, whom to blame and whether another try is safe. Codes are
+//! SMG's where its page or fact sheet names one (smg.md 3.5, 10). Two deliberate differences: an
+//! engine's status is kept whatever it is (SMG turns 422 or 429 of a decode into 500), and an unknown
+//! model is 404 over HTTP too.
+
+use std::borrow::Cow;
+
+use crate::breaker::Verdict;
+
+/// Which leg a fault speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LegName {
+    Prefill,
+    Decode,
+    /// The one leg of a worker that runs both phases.
+    Whole,
+}
+
+impl LegName {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LegName::Prefill => "prefill",
+            LegName::Decode => "decode",
+            LegName::Whole => "whole",
+        }
+    }
+}
+
+/// What an engine said when it refused a leg.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusal {
+    pub status: u16,
+    pub message: String,
+    pub param: Option<String>,
+    /// The engine's own `Retry-After`, in its own words.
+    pub retry_after: Option<String>,
+    /// The leg belongs to a plan whose prefill runs alone (SMG names such a refusal differently).
+    pub alone: bool,
+}
+
+/// Why an exchange failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    InvalidJson { message: String },
+    RepeatedMember { key: String },
+    InvalidType { param: &'static str, expected: &'static str },
+    InvalidValue { param: &'static str, message: &'static str },
+    BodyTooLarge { limit_bytes: u64 },
+    BodyStalled,
+    BodyBroken,
+    UnknownUrl { method: String, path: String },
+    MethodNotAllowed { allow: &'static str },
+    Unauthorized { given: bool },
+    NotServed { route: String },
+    ModelNotFound { model: String, known: String },
+    NoModels,
+    QueueFull { retry_after_s: u32 },
+    QueueTimeout { retry_after_s: u32 },
+    Draining,
+    NoWorker { leg: LegName, registered: bool },
+    NoPair { detail: String },
+    Refused { leg: LegName, refusal: Refusal },
+    /// No response head came: the connection could not be made or was lost.
+    Unreachable { leg: LegName, cause: String },
+    /// The head came, the body did not end as it should.
+    Broken { leg: LegName, cause: String },
+    Deadline { leg: LegName, seconds: u64 },
+    /// A background reading of a worker's description failed (`/get_server_info` and the like).
+    Proxied { refusal: Refusal },
+    ClientGone,
+}
+
+/// May the same request be tried again elsewhere?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    Safe,
+    Never,
+}
+
+/// What the client sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub code: Cow<'static, str>,
+    pub message: String,
+    pub param: Option<String>,
+    pub retry_after: Option<String>,
+    /// `Allow` of a 405.
+    pub allow: Option<&'static str>,
+    /// `WWW-Authenticate` of a 401.
+    pub authenticate: Option<&'static str>,
+}
+
+/// Statuses after which another try may help (smg.md 3.8).
+const TRANSIENT: [u16; 6] = [408, 429, 500, 502, 503, 504];
+
+impl Refusal {
+    /// "Later, please": says nothing about the worker's health.
+    pub fn is_push_back(&self) -> bool {
+        self.status == 429 || (self.status == 503 && self.retry_after.is_some())
+    }
+
+    /// The status the client gets: the engine's own if it is an error, else 502 (a redirect is not followed).
+    fn outward(&self) -> u16 {
+        if (400..600).contains(&self.status) { self.status } else { 502 }
+    }
+}
+
+impl Fault {
+    /// Another try with a fresh pair: safe only while the client has no body byte, which the exchange knows.
+    pub fn retry(&self) -> Retry {
+        let safe = match self {
+            Fault::Refused { refusal, .. } => TRANSIENT.contains(&refusal.outward()),
+            Fault::Unreachable { .. } | Fault::Broken { .. } => true,
+            _ => false,
+        };
+        if safe { Retry::Safe } else { Retry::Never }
+    }
+
+    /// What the fault says about the worker of `leg`.
+    pub fn verdict(&self, leg: LegName) -> Verdict {
+        match self {
+            Fault::Refused { leg: l, refusal } if *l == leg => match refusal.outward() {
+                _ if refusal.is_push_back() => Verdict::Mute,
+                500 | 502 | 503 | 504 => Verdict::Bad,
+                _ => Verdict::Good,
+            },
+            Fault::Unreachable { leg: l, .. } | Fault::Broken { leg: l, .. } if *l == leg => Verdict::Bad,
+            Fault::Deadline { leg: l, .. } if *l == leg => Verdict::Bad,
+            _ => Verdict::Mute,
+        }
+    }
+
+    /// The code, as in `X-SMG-Error-Code`, the metrics and docs/errors.md.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Fault::InvalidJson { .. } => "invalid_json",
+            Fault::RepeatedMember { .. } => "repeated_member",
+            Fault::InvalidType { .. } => "invalid_type",
+            Fault::InvalidValue { .. } => "invalid_value",
+            Fault::BodyTooLarge { .. } => "request_body_too_large",
+            Fault::BodyStalled => "request_body_stalled",
+            Fault::BodyBroken => "request_body_broken",
+            Fault::UnknownUrl { .. } => "unknown_url",
+            Fault::MethodNotAllowed { .. } => "method_not_allowed",
+            Fault::Unauthorized { .. } => "invalid_api_key",
+            Fault::NotServed { .. } => "not_implemented",
+            Fault::ModelNotFound { .. } => "model_not_found",
+            Fault::NoModels => "no_models_available",
+            Fault::QueueFull { .. } => "admission_queue_full",
+            Fault::QueueTimeout { .. } => "admission_queue_timeout",
+            Fault::Draining => "draining",
+            Fault::NoWorker { .. } => "no_available_workers",
+            Fault::NoPair { .. } => "no_compatible_pd_pair",
+            Fault::Refused { leg, refusal } => refused_code(*leg, refusal),
+            Fault::Unreachable { leg, .. } => match leg {
+                LegName::Prefill => "prefill_request_failed",
+                LegName::Decode => "decode_request_failed",
+                LegName::Whole => "worker_request_failed",
+            },
+            Fault::Broken { leg, .. } => match leg {
+                LegName::Prefill => "prefill_read_failed",
+                LegName::Decode => "decode_read_failed",
+                LegName::Whole => "read_response_failed",
+            },
+            Fault::Deadline { .. } => "request_timeout",
+            Fault::Proxied { refusal } => match refusal.outward() {
+                400 => "server_bad_request",
+                404 => "server_not_found",
+                500 => "server_internal_error",
+                503 => "server_unavailable",
+                502 => "server_bad_gateway",
+                _ => "server_error",
+            },
+            Fault::ClientGone => "client_gone",
+        }
+    }
+
+    pub fn status(&self) -> u16 {
+        match self {
+            Fault::InvalidJson { .. }
+            | Fault::RepeatedMember { .. }
+            | Fault::InvalidType { .. }
+            | Fault::InvalidValue { .. }
+            | Fault::BodyBroken => 400,
+            Fault::Unauthorized { .. } => 401,
+            Fault::UnknownUrl { .. } | Fault::ModelNotFound { .. } => 404,
+            Fault::MethodNotAllowed { .. } => 405,
+            Fault::BodyStalled => 408,
+            Fault::BodyTooLarge { .. } => 413,
+            Fault::QueueFull { .. } => 429,
+            Fault::ClientGone => 499,
+            Fault::NotServed { .. } => 501,
+            Fault::Unreachable { .. } | Fault::Broken { .. } => 502,
+            Fault::NoModels
+            | Fault::QueueTimeout { .. }
+            | Fault::Draining
+            | Fault::NoWorker { .. }
+            | Fault::NoPair { .. } => 503,
+            Fault::Deadline { .. } => 504,
+            Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.outward(),
+        }
+    }
+
+    /// What the client sees.
+    pub fn answer(&self) -> Answer {
+        let mut a = Answer {
+            status: self.status(),
+            code: Cow::Borrowed(self.code()),
+            message: self.message(),
+            param: None,
+            retry_after: None,
+            allow: None,
+            authenticate: None,
+        };
+        match self {
+            Fault::RepeatedMember { key } => a.param = Some(key.clone()),
+            Fault::InvalidType { param, .. } | Fault::InvalidValue { param, .. } => a.param = Some((*param).to_owned()),
+            Fault::ModelNotFound { .. } => a.param = Some("model".to_owned()),
+            Fault::MethodNotAllowed { allow } => a.allow = Some(allow),
+            Fault::Unauthorized { given } => {
+                a.authenticate = Some(if *given {
+                    "Bearer realm=\"data-plane\", error=\"invalid_token\""
+                } else {
+                    "Bearer realm=\"data-plane\""
+                });
+            }
+            Fault::QueueFull { retry_after_s } | Fault::QueueTimeout { retry_after_s } => {
+                a.retry_after = Some(retry_after_s.to_string());
+            }
+            Fault::NoWorker { .. } | Fault::Draining => a.retry_after = Some("1".to_owned()),
+            Fault::Refused { refusal, .. } => {
+                a.param.clone_from(&refusal.param);
+                a.retry_after.clone_from(&refusal.retry_after);
+                if refusal.status == 429 && a.retry_after.is_none() {
+                    a.retry_after = Some("1".to_owned());
+                }
+            }
+            _ => {}
+        }
+        a
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Fault::InvalidJson { message } => message.clone(),
+            Fault::RepeatedMember { key } => {
+                format!("The request body has the member \"{key}\" more than once. Send it once.")
+            }
+            Fault::InvalidType { param, expected } => format!("Invalid type for '{param}': expected {expected}."),
+            Fault::InvalidValue { message, .. } => (*message).to_owned(),
+            Fault::BodyTooLarge { limit_bytes } => {
+                format!("The request body is larger than the limit of {limit_bytes} bytes (--max-payload-size).")
+            }
+            Fault::BodyStalled => "The request body stopped arriving. Send it without long pauses.".to_owned(),
+            Fault::BodyBroken => "The request body ended before it was complete.".to_owned(),
+            Fault::UnknownUrl { method, path } => format!("Invalid URL ({method} {path})"),
+            Fault::MethodNotAllowed { allow } => format!("This path takes {allow} only."),
+            Fault::Unauthorized { given: true } => "Incorrect API key provided.".to_owned(),
+            Fault::Unauthorized { given: false } => {
+                "No API key provided. Send it as 'Authorization: Bearer KEY'.".to_owned()
+            }
+            Fault::NotServed { route } => format!("{route} is not implemented by a prefill/decode gateway."),
+            Fault::ModelNotFound { model, known } => {
+                format!("The model `{model}` does not exist. Models served here: {known}.")
+            }
+            Fault::NoModels => "No worker has reported a model yet.".to_owned(),
+            Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.".to_owned(),
+            Fault::QueueTimeout { .. } => "The request waited too long for its turn. Try again later.".to_owned(),
+            Fault::Draining => "The gateway is shutting down. Send the request to another one.".to_owned(),
+            Fault::NoWorker { leg, registered: false } => {
+                let leg = leg.as_str();
+                format!("No {leg} workers available: none is registered. Add one with POST /workers or --{leg}.")
+            }
+            Fault::NoWorker { leg, registered: true } => {
+                format!("No available {} workers (all circuits open or unhealthy). See GET /workers.", leg.as_str())
+            }
+            Fault::NoPair { detail } => format!("No prefill/decode pair shares a KV transfer protocol: {detail}"),
+            Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.message.clone(),
+            Fault::Unreachable { leg, cause } => format!("The {} worker could not be reached: {cause}", leg.as_str()),
+            Fault::Broken { leg, cause } => format!("The {} worker's answer broke off: {cause}", leg.as_str()),
+            Fault::Deadline { leg, seconds } => {
+                format!("No complete answer within {seconds} s; waiting for the {} worker.", leg.as_str())
+            }
+            Fault::ClientGone => "The client left.".to_owned(),
+        }
+    }
+}
+
+fn refused_code(leg: LegName, refusal: &Refusal) -> &'static str {
+    let row = match refusal.outward() {
+        400 => 0,
+        404 => 1,
+        500 => 2,
+        503 => 3,
+        502 => 4,
+        _ => 5,
+    };
+    match leg {
+        LegName::Prefill if refusal.alone => "prefill_upstream_error",
+        LegName::Prefill => [
+            "prefill_bad_request",
+            "prefill_not_found",
+            "prefill_internal_error",
+            "prefill_unavailable",
+            "prefill_bad_gateway",
+            "prefill_error",
+        ][row],
+        LegName::Decode => [
+            "decode_bad_request",
+            "decode_not_found",
+            "decode_internal_error",
+            "decode_unavailable",
+            "decode_bad_gateway",
+            "decode_error",
+        ][row],
+        LegName::Whole => "upstream_error",
+    }
+}
+
+/// The two error shapes of the APIs served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Shape {
+    #[default]
+    OpenAi,
+    Anthropic,
+}
+
+impl Answer {
+    /// `type` of the error object (smg.md 10).
+    pub fn kind(&self, shape: Shape) -> &'static str {
+        match (shape, self.status) {
+            (Shape::Anthropic, 401) => "authentication_error",
+            (Shape::Anthropic, 404) => "not_found_error",
+            (Shape::Anthropic, 413) => "request_too_large",
+            (Shape::Anthropic, 503 | 529) => "overloaded_error",
+            (_, 403) => "permission_error",
+            (_, 429) => "rate_limit_error",
+            (Shape::Anthropic, 500..) => "api_error",
+            (Shape::OpenAi, 500..) => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The JSON body of the answer.
+    pub fn body(&self, shape: Shape, request_id: &str) -> String {
+        match shape {
+            Shape::OpenAi => serde_json::json!({"error": {
+                "message": self.message, "type": self.kind(shape), "param": self.param, "code": self.code}}),
+            Shape::Anthropic => serde_json::json!({"type": "error", "error": {
+                "type": self.kind(shape), "message": self.message}, "request_id": request_id}),
+        }
+        .to_string()
+    }
+
+    /// The same as the last events of a stream that had begun.
+    pub fn events(&self, shape: Shape) -> String {
+        match shape {
+            Shape::OpenAi => {
+                let error = serde_json::json!({"error": {
+                    "message": self.message, "type": "stream_error", "param": null, "code": self.code}});
+                format!("data: {error}\n\ndata: [DONE]\n\n")
+            }
+            Shape::Anthropic => {
+                let error = serde_json::json!({"type": "error", "error": {
+                    "type": "api_error", "message": self.message}});
+                format!("event: error\ndata: {error}\n\n")
+            }
+        }
+    }
+}
+
+/// Finds an engine's own message in its error answer: nested under `error`, flat, FastAPI's `detail`, or
+/// the text itself (engines.md A.9, B.5; SGLang's errors are flat).
+pub fn read_refusal(status: u16, body: &[u8], retry_after: Option<String>, alone: bool) -> Refusal {
+    let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let object = json.as_ref().map(|v| v.get("error").filter(|e| e.is_object()).unwrap_or(v));
+    let field = |name: &str| object.and_then(|o| o.get(name)).and_then(|v| v.as_str()).map(str::to_owned);
+    let text = || String::from_utf8_lossy(body).trim().chars().take(2000).collect::<String>();
+    let flat_error = || json.as_ref().and_then(|v| v.get("error")).and_then(|v| v.as_str()).map(str::to_owned);
+    let mut message = field("message").or_else(flat_error).or_else(|| field("detail")).unwrap_or_else(text);
+    if message.is_empty() {
+        message = format!("The worker answered with status {status} and no message.");
+    }
+    Refusal { status, message, param: field("param"), retry_after, alone }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(leg: LegName, status: u16, retry_after: Option<&str>) -> Fault {
+        let refusal = Refusal { status, message: "m".into(), retry_after: retry_after.map(Into::into), ..Refusal::default() };
+        Fault::Refused { leg, refusal }
+    }
+
+    #[test]
+    fn an_engines_status_is_kept_and_named() {
+        for (status, code) in [
+            (400, "decode_bad_request"),
+            (404, "decode_not_found"),
+            (422, "decode_error"),
+            (429, "decode_error"),
+            (500, "decode_internal_error"),
+            (502, "decode_bad_gateway"),
+            (503, "decode_unavailable"),
+        ] {
+            let f = refused(LegName::Decode, status, None);
+            assert_eq!((f.status(), f.code()), (status, code));
+        }
+        assert_eq!(refused(LegName::Prefill, 307, None).status(), 502, "a redirect is not followed");
+    }
+
+    #[test]
+    fn only_faults_of_the_worker_count() {
+        for (status, retry_after, verdict) in [
+            (400, None, Verdict::Good),
+            (408, None, Verdict::Good),
+            (429, None, Verdict::Mute),
+            (503, Some("1"), Verdict::Mute),
+            (503, None, Verdict::Bad),
+            (500, None, Verdict::Bad),
+            (501, None, Verdict::Good),
+        ] {
+            let f = refused(LegName::Decode, status, retry_after);
+            assert_eq!(f.verdict(LegName::Decode), verdict, "{status}");
+            assert_eq!(f.verdict(LegName::Prefill), Verdict::Mute, "the other leg is not blamed");
+        }
+    }
+
+    #[test]
+    fn push_back_is_retried_and_a_clients_mistake_is_not() {
+        assert_eq!(refused(LegName::Decode, 429, None).retry(), Retry::Safe);
+        assert_eq!(refused(LegName::Decode, 422, None).retry(), Retry::Never);
+        assert_eq!(Fault::NoWorker { leg: LegName::Decode, registered: true }.retry(), Retry::Never);
+        assert_eq!(refused(LegName::Decode, 429, None).answer().retry_after.as_deref(), Some("1"));
+        assert_eq!(refused(LegName::Decode, 429, Some("7")).answer().retry_after.as_deref(), Some("7"));
+    }
+
+    #[test]
+    fn an_engines_message_is_found_in_each_of_its_shapes() {
+        for body in [
+            r#"{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}"#,
+            r#"{"object":"error","message":"no","type":"BadRequestError","code":400}"#,
+            r#"{"detail":"no"}"#,
+            r#"{"error":"no"}"#,
+            "no",
+        ] {
+            assert_eq!(read_refusal(400, body.as_bytes(), None, false).message, "no", "{body}");
+        }
+        assert!(read_refusal(500, b"", None, false).message.contains("500"));
+    }
+
+    #[test]
+    fn the_two_shapes() {
+        let a = Fault::NoWorker { leg: LegName::Decode, registered: true }.answer();
+        let o: serde_json::Value = serde_json::from_str(&a.body(Shape::OpenAi, "r")).unwrap();
+        assert_eq!(o["error"]["code"], "no_available_workers");
+        assert_eq!(o["error"]["type"], "server_error");
+        let n: serde_json::Value = serde_json::from_str(&a.body(Shape::Anthropic, "r")).unwrap();
+        assert_eq!((&n["type"], &n["error"]["type"]), (&"error".into(), &"overloaded_error".into()));
+        assert!(a.events(Shape::OpenAi).ends_with("\n\ndata: [DONE]\n\n"));
+        assert!(!a.events(Shape::Anthropic).contains("[DONE]"));
+    }
+}

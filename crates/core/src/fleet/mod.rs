@@ -1,0 +1,276 @@
+//! All workers and who may pair with whom: an immutable snapshot, changed by named changes.
+//!
+//! The shell publishes a new [`Fleet`] for each batch of [`FleetChange`]s; a request works with the
+//! snapshot it started with. The live parts of a worker (its load, its breaker, its health) sit behind
+//! the [`Seat`], which is shared between snapshots, so a change of labels loses no count.
+
+mod health;
+pub mod pairing;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+pub use health::{Health, HealthRule, Status};
+pub use pairing::{Descriptor, PairingMode, mismatch, pairing_key};
+pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, host_of};
+
+use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
+use crate::load::Load;
+use crate::time::Instant;
+
+/// The live state of one worker that outlives a change of its description.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    status: AtomicU8,
+    /// Nonzero: the breaker is not simply closed and clean, look at it.
+    alarm: AtomicU32,
+    breaker: Mutex<Breaker>,
+}
+
+impl Pulse {
+    pub fn status(&self) -> Status {
+        Status::from_u8(self.status.load(Ordering::Acquire))
+    }
+
+    pub fn set_status(&self, status: Status) {
+        self.status.store(status as u8, Ordering::Release);
+    }
+
+    /// May a request go to this worker now? Two loads when all is well.
+    pub fn available(&self, now: Instant) -> bool {
+        self.status() == Status::Ready && (self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.lets_through(now)))
+    }
+
+    /// A request goes to the worker. False: another one took the half-open probe's place first.
+    pub fn enter(&self, now: Instant) -> bool {
+        self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.enter(now))
+    }
+
+    /// The leg is over and says this. Touches no lock while all goes well.
+    pub fn record(&self, verdict: Verdict, rule: &BreakerRule, now: Instant) {
+        if verdict != Verdict::Bad && self.alarm.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        self.with(|b| b.record(verdict, rule, now));
+    }
+
+    pub fn readmit(&self) {
+        self.with(Breaker::readmit);
+    }
+
+    pub fn breaker(&self) -> Breaker {
+        self.breaker.lock().map_or_else(|e| e.into_inner().clone(), |b| b.clone())
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut b = self.breaker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let out = f(&mut b);
+        let clean = b.state() == BreakerState::Closed && b.bad_in_a_row() == 0;
+        self.alarm.store(u32::from(!clean), Ordering::Release);
+        out
+    }
+}
+
+/// A worker with its live state. `slot` is unique for the life of the process and never used again.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    pub slot: u32,
+    pub worker: Arc<Worker>,
+    pub load: Arc<Load>,
+    pub pulse: Arc<Pulse>,
+}
+
+impl Seat {
+    pub fn new(slot: u32, worker: Worker) -> Seat {
+        Seat { slot, worker: Arc::new(worker), load: Arc::default(), pulse: Arc::default() }
+    }
+}
+
+/// A named change of the fleet.
+#[derive(Debug)]
+pub enum FleetChange {
+    Join(Seat),
+    /// The worker with this slot has a new description.
+    Describe { slot: u32, worker: Worker },
+    Leave { slot: u32 },
+}
+
+/// An immutable picture of all workers.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    mode: PairingMode,
+    seats: BTreeMap<u32, Arc<Seat>>,
+    prefill: Vec<Prefill>,
+    decode: Vec<Arc<Seat>>,
+    whole: Vec<Arc<Seat>>,
+}
+
+/// A prefill worker and the decode workers it may pair with.
+#[derive(Debug)]
+pub struct Prefill {
+    pub seat: Arc<Seat>,
+    pub partners: Vec<Arc<Seat>>,
+}
+
+impl Fleet {
+    pub fn new(mode: PairingMode) -> Fleet {
+        Fleet { mode, ..Fleet::default() }
+    }
+
+    /// The picture after `changes`. Changes of unknown slots are ignored.
+    pub fn with(&self, changes: impl IntoIterator<Item = FleetChange>) -> Fleet {
+        let mut seats = self.seats.clone();
+        for change in changes {
+            match change {
+                FleetChange::Join(seat) => drop(seats.insert(seat.slot, Arc::new(seat))),
+                FleetChange::Describe { slot, worker } => {
+                    if let Some(old) = seats.get(&slot) {
+                        let seat = Seat { worker: Arc::new(worker), ..Seat::clone(old) };
+                        seats.insert(slot, Arc::new(seat));
+                    }
+                }
+                FleetChange::Leave { slot } => drop(seats.remove(&slot)),
+            }
+        }
+        Fleet::of(self.mode, seats)
+    }
+
+    fn of(mode: PairingMode, seats: BTreeMap<u32, Arc<Seat>>) -> Fleet {
+        let by = |role| seats.values().filter(move |s| s.worker.role == role).cloned();
+        let decode: Vec<_> = by(Role::Decode).collect();
+        let described: Vec<_> = decode.iter().map(|s| (Descriptor::of(&s.worker), s)).collect();
+        let prefill = by(Role::Prefill)
+            .map(|seat| {
+                let own = Descriptor::of(&seat.worker);
+                let fits = |d: &&(Descriptor, &Arc<Seat>)| mismatch(mode, &own, &d.0).is_none();
+                let partners = described.iter().filter(fits).map(|(_, s)| Arc::clone(s)).collect();
+                Prefill { seat, partners }
+            })
+            .collect();
+        let whole = by(Role::Whole).collect();
+        Fleet { mode, prefill, decode, whole, seats }
+    }
+
+    pub fn seats(&self) -> impl Iterator<Item = &Arc<Seat>> {
+        self.seats.values()
+    }
+
+    pub fn seat(&self, slot: u32) -> Option<&Arc<Seat>> {
+        self.seats.get(&slot)
+    }
+
+    pub fn len(&self) -> usize {
+        self.seats.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.seats.is_empty()
+    }
+
+    pub fn prefill(&self) -> &[Prefill] {
+        &self.prefill
+    }
+
+    pub fn decode(&self) -> &[Arc<Seat>] {
+        &self.decode
+    }
+
+    pub fn whole(&self) -> &[Arc<Seat>] {
+        &self.whole
+    }
+
+    /// Does any worker say that it serves this model, or that it would take any?
+    pub fn knows(&self, model: &str) -> bool {
+        self.seats.values().any(|s| s.worker.serves(Some(model)))
+    }
+
+    /// All model names, in order, each once.
+    pub fn models(&self) -> Vec<&str> {
+        let mut all: Vec<&str> = self.seats.values().flat_map(|s| s.worker.models.iter().map(String::as_str)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Can a request be served now: a pair whose two workers are well, or a whole worker?
+    pub fn ready(&self) -> bool {
+        let well = |s: &Arc<Seat>| s.pulse.status() == Status::Ready;
+        self.whole.iter().any(well) || self.prefill.iter().any(|p| well(&p.seat) && p.partners.iter().any(well))
+    }
+
+    /// Why no prefill pairs with any decode: differing components and both legs' keys.
+    /// `None` if some pair exists or one of the legs has no worker at all.
+    pub fn no_pair(&self) -> Option<String> {
+        if self.prefill.is_empty() || self.decode.is_empty() || self.prefill.iter().any(|p| !p.partners.is_empty()) {
+            return None;
+        }
+        let sorted = |mut v: Vec<String>| {
+            v.sort_unstable();
+            v.dedup();
+            v.join(", ")
+        };
+        let p: Vec<_> = self.prefill.iter().map(|p| Descriptor::of(&p.seat.worker)).collect();
+        let d: Vec<_> = self.decode.iter().map(|s| Descriptor::of(&s.worker)).collect();
+        let why = p.iter().flat_map(|p| d.iter().filter_map(|d| mismatch(self.mode, p, d))).collect();
+        let keys = |v: &[Descriptor]| sorted(v.iter().map(Descriptor::key).collect());
+        Some(format!("mismatch in {}; prefill [{}], decode [{}]", sorted(why), keys(&p), keys(&d)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat(slot: u32, role: Role, engine: Engine) -> Seat {
+        let mut w = Worker::new(format!("w{slot}"), format!("http://h:{slot}"), role);
+        w.engine = engine;
+        Seat::new(slot, w)
+    }
+
+    #[test]
+    fn a_change_of_description_keeps_load_and_health() {
+        let f = Fleet::new(PairingMode::Lenient).with([FleetChange::Join(seat(1, Role::Decode, Engine::Vllm))]);
+        let lease = f.decode()[0].load.take();
+        f.decode()[0].pulse.set_status(Status::Ready);
+        let mut w = Worker::clone(&f.decode()[0].worker);
+        w.labels.insert("a".into(), "b".into());
+        let g = f.with([FleetChange::Describe { slot: 1, worker: w }]);
+        assert_eq!(g.decode()[0].load.in_flight(), 1);
+        assert_eq!(g.decode()[0].pulse.status(), Status::Ready);
+        drop(lease);
+        assert_eq!(g.decode()[0].load.in_flight(), 0);
+        assert!(g.with([FleetChange::Leave { slot: 1 }]).is_empty());
+    }
+
+    #[test]
+    fn ready_needs_a_pair_not_just_both_legs() {
+        let join = |s: Seat| {
+            s.pulse.set_status(Status::Ready);
+            FleetChange::Join(s)
+        };
+        let f = Fleet::new(PairingMode::Lenient)
+            .with([join(seat(1, Role::Prefill, Engine::Vllm)), join(seat(2, Role::Decode, Engine::Sglang))]);
+        assert!(!f.ready());
+        assert_eq!(f.no_pair().unwrap(), "mismatch in runtime; prefill [vllm/?/?], decode [sglang/?/?]");
+        let f = f.with([join(seat(3, Role::Decode, Engine::Vllm))]);
+        assert!(f.ready() && f.no_pair().is_none());
+        assert_eq!(f.prefill()[0].partners.len(), 1);
+    }
+
+    #[test]
+    fn a_pulse_without_trouble_is_available_and_one_in_trouble_is_not() {
+        let p = Pulse::default();
+        let rule = BreakerRule { failure_threshold: 1, ..BreakerRule::default() };
+        assert!(!p.available(Instant::ZERO), "pending");
+        p.set_status(Status::Ready);
+        p.record(Verdict::Good, &rule, Instant::ZERO);
+        assert!(p.available(Instant::ZERO));
+        p.record(Verdict::Bad, &rule, Instant::ZERO);
+        assert!(!p.available(Instant::ZERO));
+        p.readmit();
+        assert!(p.available(Instant::ZERO) && p.enter(Instant::ZERO));
+    }
+}

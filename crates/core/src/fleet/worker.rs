@@ -1,0 +1,248 @@
+//! A worker: one engine endpoint, as it was registered and as it described itself.
+//!
+//! Immutable: a change of labels or of the engine's own report makes a new `Worker`, and the live load
+//! and health that belong to the seat go over to it ([`crate::fleet::Seat`]).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What a worker does for a request. `Whole` runs both phases (AIBrix's combined, SMG's regular).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    Prefill,
+    Decode,
+    Encode,
+    Whole,
+}
+
+impl Role {
+    pub const ALL: [Role; 4] = [Role::Prefill, Role::Decode, Role::Encode, Role::Whole];
+
+    /// SMG's `worker_type`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Encode => "encode",
+            Role::Whole => "regular",
+        }
+    }
+
+    pub fn parse(s: &str) -> Option<Role> {
+        Role::ALL.into_iter().find(|r| r.as_str() == s)
+    }
+}
+
+/// SMG's `runtime_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Engine {
+    /// Not known yet.
+    #[default]
+    Unspecified,
+    Sglang,
+    Vllm,
+    Trtllm,
+    Tokenspeed,
+    /// It is alive but none of the engines with a hand-off of their own.
+    Generic,
+}
+
+impl Engine {
+    pub const ALL: [Engine; 6] =
+        [Engine::Unspecified, Engine::Sglang, Engine::Vllm, Engine::Trtllm, Engine::Tokenspeed, Engine::Generic];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Engine::Unspecified => "unspecified",
+            Engine::Sglang => "sglang",
+            Engine::Vllm => "vllm",
+            Engine::Trtllm => "trtllm",
+            Engine::Tokenspeed => "tokenspeed",
+            Engine::Generic => "generic",
+        }
+    }
+
+    pub fn parse(s: &str) -> Option<Engine> {
+        Engine::ALL.into_iter().find(|e| e.as_str() == s)
+    }
+}
+
+/// How a vLLM prefill hands its KV over, by the name of its connector (smg.md 3.3).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Connector {
+    /// None registered, or one whose protocol is not known: nothing is tagged.
+    #[default]
+    Passthrough,
+    Nixl,
+    Mooncake,
+    Moriio,
+    /// KV goes through a store; nothing is tagged, what comes back is relayed.
+    Store,
+}
+
+impl Connector {
+    /// By the connector's registered name, case-sensitive as SMG reads it.
+    pub fn from_name(name: &str) -> Connector {
+        match name {
+            "NixlConnector" | "NixlPullConnector" | "NixlPushConnector" => Connector::Nixl,
+            "MooncakeConnector" => Connector::Mooncake,
+            "MoRIIOConnector" => Connector::Moriio,
+            "MooncakeStoreConnector" | "SharedStorageConnector" | "ExampleConnector" => Connector::Store,
+            n if n.starts_with("FlexKV") || n.starts_with("HF3FS") => Connector::Store,
+            _ => Connector::Passthrough,
+        }
+    }
+
+    /// The `mode` of `smg_pd_kv_connector_mode_total`.
+    pub fn mode(&self) -> &'static str {
+        match self {
+            Connector::Passthrough => "passthrough",
+            Connector::Nixl => "nixl",
+            Connector::Mooncake => "mooncake",
+            Connector::Moriio => "moriio",
+            Connector::Store => "store",
+        }
+    }
+}
+
+/// A credential; never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(s: impl Into<String>) -> Secret {
+        Secret(s.into())
+    }
+
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// A pod's name and address, for AIBrix's `target-pod` headers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    pub name: String,
+    pub ip: String,
+}
+
+/// One engine endpoint. With data parallelism, one rank.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    /// A UUID: the id in the worker API and in `x-baton-*` headers.
+    pub id: String,
+    /// As registered, without a trailing slash.
+    pub url: String,
+    pub role: Role,
+    pub engine: Engine,
+    /// Names the worker serves; the first is its own. Empty: not known, takes any model.
+    pub models: Vec<String>,
+    /// The connector's name as registered or reported.
+    pub kv_connector: Option<String>,
+    pub kv_engine_id: Option<String>,
+    pub kv_role: Option<String>,
+    /// The host of `url`, as the peer engine is told to reach the bootstrap server.
+    pub bootstrap_host: String,
+    /// As registered: over HTTP an absent port is sent as null (smg.md 3.2).
+    pub bootstrap_port: Option<u16>,
+    pub dp_rank: Option<u32>,
+    pub dp_size: Option<u32>,
+    pub pairing_protocol: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    pub api_key: Option<Secret>,
+    pub priority: u32,
+    pub cost: f64,
+    /// Set when the worker came from AIBrix labels.
+    pub pod: Option<Pod>,
+}
+
+impl Worker {
+    /// A worker of which only this much is known.
+    pub fn new(id: impl Into<String>, url: impl Into<String>, role: Role) -> Worker {
+        let url = url.into();
+        let bootstrap_host = host_of(&url).to_owned();
+        Worker {
+            id: id.into(),
+            url,
+            role,
+            engine: Engine::Unspecified,
+            models: Vec::new(),
+            kv_connector: None,
+            kv_engine_id: None,
+            kv_role: None,
+            bootstrap_host,
+            bootstrap_port: None,
+            dp_rank: None,
+            dp_size: None,
+            pairing_protocol: None,
+            labels: BTreeMap::new(),
+            api_key: None,
+            priority: 50,
+            cost: 1.0,
+            pod: None,
+        }
+    }
+
+    pub fn connector(&self) -> Connector {
+        self.kv_connector.as_deref().map(Connector::from_name).unwrap_or_default()
+    }
+
+    /// A label, trimmed; an empty one counts as absent.
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.get(name).map(|v| v.trim()).filter(|v| !v.is_empty())
+    }
+
+    pub fn serves(&self, model: Option<&str>) -> bool {
+        match model {
+            None => true,
+            Some(m) => self.models.is_empty() || self.models.iter().any(|x| x == m),
+        }
+    }
+}
+
+/// The host part of a URL, brackets of an IPv6 address included.
+pub fn host_of(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, r)| r);
+    let authority = rest.split(['/', '?', '#', '@']).next().unwrap_or(rest);
+    if let Some(end) = authority.strip_prefix('[').and_then(|a| a.find(']')) {
+        return &authority[..end + 2];
+    }
+    authority.rsplit_once(':').map_or(authority, |(h, _)| h)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_is_what_the_url_says() {
+        for (url, host) in [
+            ("http://10.0.0.4:8000", "10.0.0.4"),
+            ("http://prefill-0", "prefill-0"),
+            ("http://[::1]:80/x", "[::1]"),
+            ("http://h:1@3", "h"),
+            ("prefill:8000", "prefill"),
+        ] {
+            assert_eq!(host_of(url), host, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_secret_does_not_print() {
+        assert_eq!(format!("{:?}", Secret::new("k")), "Secret(..)");
+    }
+
+    #[test]
+    fn an_unknown_model_list_serves_anything() {
+        let mut w = Worker::new("1", "http://a:1", Role::Decode);
+        assert!(w.serves(Some("m")) && w.serves(None));
+        w.models = vec!["m".into()];
+        assert!(w.serves(Some("m")) && !w.serves(Some("x")) && w.serves(None));
+    }
+}

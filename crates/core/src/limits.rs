@@ -1,0 +1,34 @@
+//! The limits on what one request may make the gateway hold or wait for.
+//!
+//! Each has a unit in its name and a default here; the shell's config may change it. A limit that is
+//! reached is a [`crate::fault::Fault`] or a bounded background leg, never a growing buffer.
+
+use crate::time::Duration;
+
+/// Limits of one exchange.
+#[derive(Clone, Debug)]
+pub struct ExchangeLimits {
+    /// From admission to the last byte. SMG `--request-timeout-secs`.
+    pub request_timeout: Duration,
+    /// How much of a prefill answer is kept in memory to find the hand-off in it.
+    pub prefill_answer_max_bytes: usize,
+    /// How much of an error answer of an engine is read to find its message.
+    pub error_answer_max_bytes: usize,
+    /// How long a detached prefill leg may go on. Above SGLang's own 300 s + 300 s is of no use;
+    /// just above 300 s lets the engine's own error come first (engines.md B.5).
+    pub detach_timeout: Duration,
+    /// How long a throw-away decode may take to consume a hand-off nobody wants any more.
+    pub release_timeout: Duration,
+}
+
+impl Default for ExchangeLimits {
+    fn default() -> Self {
+        ExchangeLimits {
+            request_timeout: Duration::from_secs(1800),
+            prefill_answer_max_bytes: 64 << 20,
+            error_answer_max_bytes: 64 << 10,
+            detach_timeout: Duration::from_secs(330),
+            release_timeout: Duration::from_secs(10),
+        }
+    }
+}

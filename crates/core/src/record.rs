@@ -1,0 +1,104 @@
+//! All that is known when an exchange ends.
+//!
+//! Metrics, the access log line and the trace span are made from this one value, in one place of the
+//! shell; nothing else counts anything about a request.
+
+use std::sync::Arc;
+
+use crate::ask::Api;
+use crate::exchange::Outcome;
+use crate::fleet::{Engine, Worker};
+use crate::sse::Usage;
+use crate::time::{Duration, Instant};
+
+/// What became of the hand-off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum HandoffResult {
+    /// The plan had none (one leg), or it was not reached.
+    #[default]
+    None,
+    /// The engines were introduced by ids that the gateway minted.
+    Minted,
+    /// What the prefill returned was relayed.
+    Relayed,
+    /// The prefill returned nothing: the decode computed the prompt itself.
+    Missing,
+    /// The prefill returned something unusable, and it was not passed on.
+    Invalid,
+}
+
+impl HandoffResult {
+    pub const ALL: [HandoffResult; 5] = [
+        HandoffResult::None,
+        HandoffResult::Minted,
+        HandoffResult::Relayed,
+        HandoffResult::Missing,
+        HandoffResult::Invalid,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            HandoffResult::None => "none",
+            HandoffResult::Minted => "minted",
+            HandoffResult::Relayed => "relayed",
+            HandoffResult::Missing => "missing",
+            HandoffResult::Invalid => "invalid",
+        }
+    }
+}
+
+/// Moments of one exchange. The last attempt's, where there were several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moments {
+    pub received: Instant,
+    pub admitted: Option<Instant>,
+    pub prefill_sent: Option<Instant>,
+    /// The prefill's answer in turn, its head when both legs run at once.
+    pub prefill_done: Option<Instant>,
+    pub decode_sent: Option<Instant>,
+    pub decode_head: Option<Instant>,
+    /// The first body byte from the decode.
+    pub first_byte: Option<Instant>,
+    pub ended: Instant,
+}
+
+/// One failed attempt before the last.
+#[derive(Clone, Debug)]
+pub struct Retried {
+    pub code: &'static str,
+    pub wait: Duration,
+}
+
+/// One exchange, told once, at its end.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub request_id: String,
+    pub api: Option<Api>,
+    pub method: &'static str,
+    pub path: String,
+    pub model: Option<String>,
+    pub stream: bool,
+    pub outcome: Outcome,
+    /// What the client got; 499 if it left before anything was sent.
+    pub status: u16,
+    /// The fault's code, if there was one.
+    pub code: Option<&'static str>,
+    /// The fault in words, for the log.
+    pub error: Option<String>,
+    pub prefill: Option<Arc<Worker>>,
+    pub decode: Option<Arc<Worker>>,
+    /// `regular` or `pd`: SMG's `backend_type`.
+    pub pd: bool,
+    /// The engine of the decode leg.
+    pub engine: Engine,
+    /// `mode` of `smg_pd_kv_connector_mode_total`; vLLM plans only.
+    pub mode: Option<&'static str>,
+    pub handoff: HandoffResult,
+    pub attempts: u32,
+    pub retried: Vec<Retried>,
+    pub retries_exhausted: bool,
+    pub moments: Moments,
+    pub request_bytes: u64,
+    pub answer_bytes: u64,
+    pub usage: Option<Usage>,
+}

@@ -53,7 +53,11 @@ mod tests {
         let rule = AdmissionRule { concurrent: 1, queue: 1, queue_timeout: Duration::from_secs(1) };
         assert_eq!(rule.decide(0, 0), Admission::Enter);
         assert_eq!(rule.decide(1, 0), Admission::Wait { at_most: Duration::from_secs(1) });
-        assert_eq!(rule.decide(0, 1), Admission::Refuse(Fault::QueueFull { retry_after_s: 2 }), "no overtaking");
+        assert_eq!(
+            rule.decide(0, 1),
+            Admission::Refuse(Fault::QueueFull { retry_after_s: 2 }),
+            "no overtaking"
+        );
         assert!(matches!(rule.decide(1, 1), Admission::Refuse(_)));
         let open = AdmissionRule { concurrent: 0, ..rule };
         assert_eq!(open.decide(1_000_000, 0), Admission::Enter);

@@ -124,8 +124,15 @@ pub const OWNED: [&str; 9] = [
 pub const OWNED_PREFIX: &str = "bootstrap_";
 
 /// Members whose value some hand-off changes: twice in a body is once too often.
-const EDITED: [&str; 7] =
-    ["stream", "stream_options", "n", "min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens"];
+const EDITED: [&str; 7] = [
+    "stream",
+    "stream_options",
+    "n",
+    "min_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+];
 
 /// Longest model name taken, in bytes.
 const MODEL_MAX: usize = 512;
@@ -178,7 +185,8 @@ impl Ask {
             "n" => {
                 self.has.n = true;
                 let n = optional(value, scalar::as_u64, "n", "a positive integer")?.unwrap_or(1);
-                self.n = u32::try_from(n).map_err(|_| Fault::InvalidType { param: "n", expected: "a positive integer" })?;
+                self.n = u32::try_from(n)
+                    .map_err(|_| Fault::InvalidType { param: "n", expected: "a positive integer" })?;
             }
             "stream_options" => self.has.stream_options = true,
             "min_tokens" => self.has.min_tokens = true,
@@ -217,14 +225,17 @@ impl Ask {
 
     /// `/generate` keeps its cap and its sample count one level down.
     fn sampling(&mut self, body: &Envelope) -> Result<(), Fault> {
-        let Some(params) = body.get("sampling_params").filter(|p| scalar::kind(p) == scalar::Kind::Object) else {
+        let Some(params) = body.get("sampling_params").filter(|p| scalar::kind(p) == scalar::Kind::Object)
+        else {
             return Ok(());
         };
         if let Some(n) = scalar::member(params, "n") {
-            let n = optional(n, scalar::as_u64, "sampling_params", "an object whose n is a positive integer")?;
+            let n =
+                optional(n, scalar::as_u64, "sampling_params", "an object whose n is a positive integer")?;
             self.n = u32::try_from(n.unwrap_or(1)).unwrap_or(u32::MAX);
         }
-        self.max_tokens = scalar::member(params, "max_new_tokens").and_then(scalar::as_u64).or(self.max_tokens);
+        self.max_tokens =
+            scalar::member(params, "max_new_tokens").and_then(scalar::as_u64).or(self.max_tokens);
         Ok(())
     }
 
@@ -296,7 +307,11 @@ mod tests {
 
     #[test]
     fn reads_what_routing_needs() {
-        let a = ask(Api::Chat, r#"{"model":"m","stream":true,"n":2,"max_tokens":9,"max_completion_tokens":4,"logprobs":true}"#).unwrap();
+        let a = ask(
+            Api::Chat,
+            r#"{"model":"m","stream":true,"n":2,"max_tokens":9,"max_completion_tokens":4,"logprobs":true}"#,
+        )
+        .unwrap();
         assert_eq!((a.model.as_deref(), a.stream, a.n, a.max_tokens), (Some("m"), true, 2, Some(4)));
         assert_eq!((a.cap, a.logprobs, a.is_single()), (Cap::MaxCompletionTokens, true, false));
     }
@@ -320,7 +335,11 @@ mod tests {
 
     #[test]
     fn finds_the_members_that_are_the_gateways() {
-        let a = ask(Api::Chat, r#"{"kv_transfer_params":{},"bootstrap_room":1,"bootstrap_x":2,"rid":"a","user":"u"}"#).unwrap();
+        let a = ask(
+            Api::Chat,
+            r#"{"kv_transfer_params":{},"bootstrap_room":1,"bootstrap_x":2,"rid":"a","user":"u"}"#,
+        )
+        .unwrap();
         let keys: Vec<_> = a.strip.iter().map(|e| e.key().to_owned()).collect();
         assert_eq!(keys, ["kv_transfer_params", "bootstrap_room", "bootstrap_x", "rid"]);
     }

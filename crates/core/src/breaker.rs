@@ -22,7 +22,12 @@ pub struct BreakerRule {
 
 impl Default for BreakerRule {
     fn default() -> Self {
-        BreakerRule { enabled: true, failure_threshold: 10, success_threshold: 3, rest: Duration::from_secs(60) }
+        BreakerRule {
+            enabled: true,
+            failure_threshold: 10,
+            success_threshold: 3,
+            rest: Duration::from_secs(60),
+        }
     }
 }
 
@@ -102,7 +107,9 @@ impl Breaker {
         match self.state {
             BreakerState::Closed => {}
             BreakerState::Open { .. } => self.turn(BreakerState::HalfOpen { good: 0, probing: true }),
-            BreakerState::HalfOpen { good, .. } => self.state = BreakerState::HalfOpen { good, probing: true },
+            BreakerState::HalfOpen { good, .. } => {
+                self.state = BreakerState::HalfOpen { good, probing: true }
+            }
         }
         true
     }
@@ -162,7 +169,12 @@ mod tests {
     use super::*;
 
     fn rule() -> BreakerRule {
-        BreakerRule { failure_threshold: 2, success_threshold: 2, rest: Duration::from_secs(5), enabled: true }
+        BreakerRule {
+            failure_threshold: 2,
+            success_threshold: 2,
+            rest: Duration::from_secs(5),
+            enabled: true,
+        }
     }
 
     #[test]

@@ -92,6 +92,15 @@ pub enum Handed {
     Dead(Fault),
 }
 
+/// A leg failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub leg: Leg,
+    pub fault: Fault,
+    /// The engine may have got the request.
+    pub delivered: bool,
+}
+
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -106,8 +115,7 @@ pub enum Event {
     Answered(Handed),
     /// A leg's body ended as it should.
     Ended(Leg),
-    /// A leg failed. `delivered`: the engine may have got the request.
-    Failed { leg: Leg, fault: Fault, delivered: bool },
+    Failed(Failure),
     ClientGone,
     /// The request's time is over.
     Deadline,
@@ -203,8 +211,13 @@ pub struct Exchange {
     last: Option<Fault>,
 }
 
-const NOWHERE: Course =
-    Course { order: Order::Single, start: Start::DecodeHead, prefill_abort: Abort::Cancel, release: false, whole: false };
+const NOWHERE: Course = Course {
+    order: Order::Single,
+    start: Start::DecodeHead,
+    prefill_abort: Abort::Cancel,
+    release: false,
+    whole: false,
+};
 
 impl Exchange {
     pub fn new(retry: RetryRule, timeout: Duration) -> Exchange {
@@ -250,14 +263,12 @@ impl Exchange {
             (Phase::Running, Event::Head(leg)) => self.head(leg, &mut todo),
             (Phase::Running, Event::Answered(handed)) => self.answered(handed, dice, &mut todo),
             (Phase::Running, Event::Ended(leg)) => self.ended(leg, &mut todo),
-            (Phase::Running, Event::Failed { leg, fault, delivered }) => {
-                self.failed(leg, fault, delivered, dice, &mut todo);
-            }
+            (Phase::Running, Event::Failed(failure)) => self.failed(failure, dice, &mut todo),
             (Phase::Relaying, Event::Ended(Leg::Decode)) => {
                 self.close(Leg::Decode, Verdict::Good, &mut todo);
                 self.settle(Outcome::Served, &mut todo);
             }
-            (Phase::Relaying, Event::Failed { leg: Leg::Decode, fault, .. }) => {
+            (Phase::Relaying, Event::Failed(Failure { leg: Leg::Decode, fault, .. })) => {
                 self.close(Leg::Decode, fault.verdict(self.course.name(Leg::Decode)), &mut todo);
                 todo.push(Action::Cut(fault));
                 self.settle(Outcome::Cut, &mut todo);
@@ -313,7 +324,9 @@ impl Exchange {
             return;
         }
         match handed {
-            Handed::Dead(fault) => self.failed(Leg::Prefill, fault, true, dice, todo),
+            Handed::Dead(fault) => {
+                self.failed(Failure { leg: Leg::Prefill, fault, delivered: true }, dice, todo);
+            }
             Handed::Over | Handed::Nothing => {
                 self.handed = handed == Handed::Over && self.course.release;
                 self.close(Leg::Prefill, Verdict::Good, todo);
@@ -349,7 +362,8 @@ impl Exchange {
         }
     }
 
-    fn failed(&mut self, leg: Leg, fault: Fault, delivered: bool, dice: &mut Dice, todo: &mut Actions) {
+    fn failed(&mut self, failure: Failure, dice: &mut Dice, todo: &mut Actions) {
+        let Failure { leg, fault, delivered } = failure;
         if !matches!(self.state(leg), LegState::Sent | LegState::Head) {
             return;
         }
@@ -415,8 +429,11 @@ impl Exchange {
         if std::mem::take(&mut self.handed) {
             todo.push(Action::Release);
         }
+        // A leg that was placed and never sent still holds its worker's lease, and perhaps its probe.
         for leg in [Leg::Prefill, Leg::Decode] {
-            self.free(leg, todo);
+            if self.leased[leg as usize] {
+                self.close(leg, Verdict::Mute, todo);
+            }
         }
     }
 
@@ -463,13 +480,26 @@ impl Exchange {
 mod tests {
     use super::*;
 
-    pub(crate) const IN_TURN: Course =
-        Course { order: Order::InTurn, start: Start::DecodeHead, prefill_abort: Abort::Cancel, release: true, whole: false };
-    pub(crate) const TOGETHER: Course =
-        Course { order: Order::Together, start: Start::BothHeads, prefill_abort: Abort::Cancel, release: false, whole: false };
+    pub(crate) const IN_TURN: Course = Course {
+        order: Order::InTurn,
+        start: Start::DecodeHead,
+        prefill_abort: Abort::Cancel,
+        release: true,
+        whole: false,
+    };
+    pub(crate) const TOGETHER: Course = Course {
+        order: Order::Together,
+        start: Start::BothHeads,
+        prefill_abort: Abort::Cancel,
+        release: false,
+        whole: false,
+    };
 
     fn run(course: Course, events: Vec<Event>) -> Vec<Vec<Action>> {
-        let mut x = Exchange::new(RetryRule { attempts: 2, jitter: 0.0, ..RetryRule::default() }, Duration::from_secs(30));
+        let mut x = Exchange::new(
+            RetryRule { attempts: 2, jitter: 0.0, ..RetryRule::default() },
+            Duration::from_secs(30),
+        );
         let mut d = Dice::new(1);
         let mut out = vec![x.on(Event::Begin, &mut d).to_vec(), x.on(Event::Placed(course), &mut d).to_vec()];
         out.extend(events.into_iter().map(|e| x.on(e, &mut d).to_vec()));
@@ -479,7 +509,10 @@ mod tests {
     #[test]
     fn in_turn_runs_to_its_end() {
         use Action::{Free, Judge, Place, Send, Settle, Start};
-        let got = run(IN_TURN, vec![Event::Answered(Handed::Over), Event::Head(Leg::Decode), Event::Ended(Leg::Decode)]);
+        let got = run(
+            IN_TURN,
+            vec![Event::Answered(Handed::Over), Event::Head(Leg::Decode), Event::Ended(Leg::Decode)],
+        );
         assert_eq!(
             got,
             [
@@ -504,7 +537,7 @@ mod tests {
     #[test]
     fn a_decode_that_could_not_be_reached_releases_the_kv() {
         let fault = Fault::Unreachable { leg: LegName::Decode, cause: "refused".into() };
-        let fail = |delivered| Event::Failed { leg: Leg::Decode, fault: fault.clone(), delivered };
+        let fail = |delivered| Event::Failed(Failure { leg: Leg::Decode, fault: fault.clone(), delivered });
         let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(false)]);
         assert!(got[3].contains(&Action::Release) && matches!(got[3].last(), Some(Action::Wait(_))));
         let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(true)]);
@@ -518,7 +551,7 @@ mod tests {
         let got = run(
             IN_TURN,
             vec![
-                Event::Failed { leg: Leg::Prefill, fault: fault.clone(), delivered: false },
+                Event::Failed(Failure { leg: Leg::Prefill, fault: fault.clone(), delivered: false }),
                 Event::Resume,
                 Event::Unplaced(none),
             ],

@@ -43,32 +43,79 @@ pub struct Refusal {
 /// Why an exchange failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    InvalidJson { message: String },
-    RepeatedMember { key: String },
-    InvalidType { param: &'static str, expected: &'static str },
-    InvalidValue { param: &'static str, message: &'static str },
-    BodyTooLarge { limit_bytes: u64 },
+    InvalidJson {
+        message: String,
+    },
+    RepeatedMember {
+        key: String,
+    },
+    InvalidType {
+        param: &'static str,
+        expected: &'static str,
+    },
+    InvalidValue {
+        param: &'static str,
+        message: &'static str,
+    },
+    BodyTooLarge {
+        limit_bytes: u64,
+    },
     BodyStalled,
     BodyBroken,
-    UnknownUrl { method: String, path: String },
-    MethodNotAllowed { allow: &'static str },
-    Unauthorized { given: bool },
-    NotServed { route: String },
-    ModelNotFound { model: String, known: String },
+    UnknownUrl {
+        method: String,
+        path: String,
+    },
+    MethodNotAllowed {
+        allow: &'static str,
+    },
+    Unauthorized {
+        given: bool,
+    },
+    NotServed {
+        route: String,
+    },
+    ModelNotFound {
+        model: String,
+        known: String,
+    },
     NoModels,
-    QueueFull { retry_after_s: u32 },
-    QueueTimeout { retry_after_s: u32 },
+    QueueFull {
+        retry_after_s: u32,
+    },
+    QueueTimeout {
+        retry_after_s: u32,
+    },
     Draining,
-    NoWorker { leg: LegName, registered: bool },
-    NoPair { detail: String },
-    Refused { leg: LegName, refusal: Refusal },
+    NoWorker {
+        leg: LegName,
+        registered: bool,
+    },
+    NoPair {
+        detail: String,
+    },
+    Refused {
+        leg: LegName,
+        refusal: Refusal,
+    },
     /// No response head came: the connection could not be made or was lost.
-    Unreachable { leg: LegName, cause: String },
+    Unreachable {
+        leg: LegName,
+        cause: String,
+    },
     /// The head came, the body did not end as it should.
-    Broken { leg: LegName, cause: String },
-    Deadline { leg: LegName, seconds: u64 },
+    Broken {
+        leg: LegName,
+        cause: String,
+    },
+    Deadline {
+        leg: LegName,
+        seconds: u64,
+    },
     /// A background reading of a worker's description failed (`/get_server_info` and the like).
-    Proxied { refusal: Refusal },
+    Proxied {
+        refusal: Refusal,
+    },
     ClientGone,
 }
 
@@ -217,7 +264,9 @@ impl Fault {
         };
         match self {
             Fault::RepeatedMember { key } => a.param = Some(key.clone()),
-            Fault::InvalidType { param, .. } | Fault::InvalidValue { param, .. } => a.param = Some((*param).to_owned()),
+            Fault::InvalidType { param, .. } | Fault::InvalidValue { param, .. } => {
+                a.param = Some((*param).to_owned())
+            }
             Fault::ModelNotFound { .. } => a.param = Some("model".to_owned()),
             Fault::MethodNotAllowed { allow } => a.allow = Some(allow),
             Fault::Unauthorized { given } => {
@@ -249,12 +298,18 @@ impl Fault {
             Fault::RepeatedMember { key } => {
                 format!("The request body has the member \"{key}\" more than once. Send it once.")
             }
-            Fault::InvalidType { param, expected } => format!("Invalid type for '{param}': expected {expected}."),
+            Fault::InvalidType { param, expected } => {
+                format!("Invalid type for '{param}': expected {expected}.")
+            }
             Fault::InvalidValue { message, .. } => (*message).to_owned(),
             Fault::BodyTooLarge { limit_bytes } => {
-                format!("The request body is larger than the limit of {limit_bytes} bytes (--max-payload-size).")
+                format!(
+                    "The request body is larger than the limit of {limit_bytes} bytes (--max-payload-size)."
+                )
             }
-            Fault::BodyStalled => "The request body stopped arriving. Send it without long pauses.".to_owned(),
+            Fault::BodyStalled => {
+                "The request body stopped arriving. Send it without long pauses.".to_owned()
+            }
             Fault::BodyBroken => "The request body ended before it was complete.".to_owned(),
             Fault::UnknownUrl { method, path } => format!("Invalid URL ({method} {path})"),
             Fault::MethodNotAllowed { allow } => format!("This path takes {allow} only."),
@@ -268,19 +323,32 @@ impl Fault {
             }
             Fault::NoModels => "No worker has reported a model yet.".to_owned(),
             Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.".to_owned(),
-            Fault::QueueTimeout { .. } => "The request waited too long for its turn. Try again later.".to_owned(),
+            Fault::QueueTimeout { .. } => {
+                "The request waited too long for its turn. Try again later.".to_owned()
+            }
             Fault::Draining => "The gateway is shutting down. Send the request to another one.".to_owned(),
             Fault::NoWorker { leg, registered: false } => {
                 let leg = leg.as_str();
-                format!("No {leg} workers available: none is registered. Add one with POST /workers or --{leg}.")
+                format!(
+                    "No {leg} workers available: none is registered. Add one with POST /workers or --{leg}."
+                )
             }
             Fault::NoWorker { leg, registered: true } => {
-                format!("No available {} workers (all circuits open or unhealthy). See GET /workers.", leg.as_str())
+                format!(
+                    "No available {} workers (all circuits open or unhealthy). See GET /workers.",
+                    leg.as_str()
+                )
             }
-            Fault::NoPair { detail } => format!("No prefill/decode pair shares a KV transfer protocol: {detail}"),
+            Fault::NoPair { detail } => {
+                format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
+            }
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.message.clone(),
-            Fault::Unreachable { leg, cause } => format!("The {} worker could not be reached: {cause}", leg.as_str()),
-            Fault::Broken { leg, cause } => format!("The {} worker's answer broke off: {cause}", leg.as_str()),
+            Fault::Unreachable { leg, cause } => {
+                format!("The {} worker could not be reached: {cause}", leg.as_str())
+            }
+            Fault::Broken { leg, cause } => {
+                format!("The {} worker's answer broke off: {cause}", leg.as_str())
+            }
             Fault::Deadline { leg, seconds } => {
                 format!("No complete answer within {seconds} s; waiting for the {} worker.", leg.as_str())
             }
@@ -379,7 +447,8 @@ pub fn read_refusal(status: u16, body: &[u8], retry_after: Option<String>, alone
     let object = json.as_ref().map(|v| v.get("error").filter(|e| e.is_object()).unwrap_or(v));
     let field = |name: &str| object.and_then(|o| o.get(name)).and_then(|v| v.as_str()).map(str::to_owned);
     let text = || String::from_utf8_lossy(body).trim().chars().take(2000).collect::<String>();
-    let flat_error = || json.as_ref().and_then(|v| v.get("error")).and_then(|v| v.as_str()).map(str::to_owned);
+    let flat_error =
+        || json.as_ref().and_then(|v| v.get("error")).and_then(|v| v.as_str()).map(str::to_owned);
     let mut message = field("message").or_else(flat_error).or_else(|| field("detail")).unwrap_or_else(text);
     if message.is_empty() {
         message = format!("The worker answered with status {status} and no message.");
@@ -392,7 +461,12 @@ mod tests {
     use super::*;
 
     fn refused(leg: LegName, status: u16, retry_after: Option<&str>) -> Fault {
-        let refusal = Refusal { status, message: "m".into(), retry_after: retry_after.map(Into::into), ..Refusal::default() };
+        let refusal = Refusal {
+            status,
+            message: "m".into(),
+            retry_after: retry_after.map(Into::into),
+            ..Refusal::default()
+        };
         Fault::Refused { leg, refusal }
     }
 

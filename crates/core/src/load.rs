@@ -35,7 +35,9 @@ impl Load {
 
     /// Takes a place only if the load is still `seen`.
     pub fn take_if(self: &Arc<Load>, seen: u32) -> Option<Lease> {
-        self.in_flight.compare_exchange(seen, seen.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed).ok()?;
+        self.in_flight
+            .compare_exchange(seen, seen.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed)
+            .ok()?;
         self.taken.fetch_add(1, Ordering::Relaxed);
         Some(Lease(self.clone()))
     }

@@ -43,7 +43,8 @@ impl RetryRule {
         if bytes_sent || attempt >= self.attempts || fault.retry() == Retry::Never {
             return Decision::GiveUp;
         }
-        let grown = self.initial_backoff.as_secs_f64() * self.multiplier.max(1.0).powi(attempt.saturating_sub(1) as i32);
+        let grown = self.initial_backoff.as_secs_f64()
+            * self.multiplier.max(1.0).powi(attempt.saturating_sub(1) as i32);
         let wait = Duration::from_secs_f64(grown.min(self.max_backoff.as_secs_f64()));
         Decision::Again { wait: dice.jitter(wait, self.jitter) }
     }

@@ -81,7 +81,11 @@ impl Health {
         }
         let far = rule.failure_threshold.saturating_mul(10);
         let next = match self.status {
-            Status::Pending | Status::NotReady | Status::Failed if self.good_in_a_row >= rule.success_threshold => Status::Ready,
+            Status::Pending | Status::NotReady | Status::Failed
+                if self.good_in_a_row >= rule.success_threshold =>
+            {
+                Status::Ready
+            }
             Status::Pending if self.bad_in_a_row >= far => Status::Failed,
             Status::Ready if self.bad_in_a_row >= rule.failure_threshold => Status::NotReady,
             Status::NotReady if self.bad_in_a_row >= far => Status::Failed,

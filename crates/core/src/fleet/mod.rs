@@ -41,7 +41,8 @@ impl Pulse {
 
     /// May a request go to this worker now? Two loads when all is well.
     pub fn available(&self, now: Instant) -> bool {
-        self.status() == Status::Ready && (self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.lets_through(now)))
+        self.status() == Status::Ready
+            && (self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.lets_through(now)))
     }
 
     /// A request goes to the worker. False: another one took the half-open probe's place first.
@@ -55,6 +56,11 @@ impl Pulse {
             return;
         }
         self.with(|b| b.record(verdict, rule, now));
+    }
+
+    /// The request that entered goes elsewhere after all: its probe's place is free again.
+    pub fn step_back(&self, now: Instant) {
+        self.record(Verdict::Mute, &BreakerRule::default(), now);
     }
 
     pub fn readmit(&self) {
@@ -94,8 +100,13 @@ impl Seat {
 pub enum FleetChange {
     Join(Seat),
     /// The worker with this slot has a new description.
-    Describe { slot: u32, worker: Worker },
-    Leave { slot: u32 },
+    Describe {
+        slot: u32,
+        worker: Box<Worker>,
+    },
+    Leave {
+        slot: u32,
+    },
 }
 
 /// An immutable picture of all workers.
@@ -128,7 +139,7 @@ impl Fleet {
                 FleetChange::Join(seat) => drop(seats.insert(seat.slot, Arc::new(seat))),
                 FleetChange::Describe { slot, worker } => {
                     if let Some(old) = seats.get(&slot) {
-                        let seat = Seat { worker: Arc::new(worker), ..Seat::clone(old) };
+                        let seat = Seat { worker: Arc::from(worker), ..Seat::clone(old) };
                         seats.insert(slot, Arc::new(seat));
                     }
                 }
@@ -189,7 +200,8 @@ impl Fleet {
 
     /// All model names, in order, each once.
     pub fn models(&self) -> Vec<&str> {
-        let mut all: Vec<&str> = self.seats.values().flat_map(|s| s.worker.models.iter().map(String::as_str)).collect();
+        let mut all: Vec<&str> =
+            self.seats.values().flat_map(|s| s.worker.models.iter().map(String::as_str)).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -198,13 +210,17 @@ impl Fleet {
     /// Can a request be served now: a pair whose two workers are well, or a whole worker?
     pub fn ready(&self) -> bool {
         let well = |s: &Arc<Seat>| s.pulse.status() == Status::Ready;
-        self.whole.iter().any(well) || self.prefill.iter().any(|p| well(&p.seat) && p.partners.iter().any(well))
+        self.whole.iter().any(well)
+            || self.prefill.iter().any(|p| well(&p.seat) && p.partners.iter().any(well))
     }
 
     /// Why no prefill pairs with any decode: differing components and both legs' keys.
     /// `None` if some pair exists or one of the legs has no worker at all.
     pub fn no_pair(&self) -> Option<String> {
-        if self.prefill.is_empty() || self.decode.is_empty() || self.prefill.iter().any(|p| !p.partners.is_empty()) {
+        if self.prefill.is_empty()
+            || self.decode.is_empty()
+            || self.prefill.iter().any(|p| !p.partners.is_empty())
+        {
             return None;
         }
         let sorted = |mut v: Vec<String>| {
@@ -232,12 +248,13 @@ mod tests {
 
     #[test]
     fn a_change_of_description_keeps_load_and_health() {
-        let f = Fleet::new(PairingMode::Lenient).with([FleetChange::Join(seat(1, Role::Decode, Engine::Vllm))]);
+        let f =
+            Fleet::new(PairingMode::Lenient).with([FleetChange::Join(seat(1, Role::Decode, Engine::Vllm))]);
         let lease = f.decode()[0].load.take();
         f.decode()[0].pulse.set_status(Status::Ready);
         let mut w = Worker::clone(&f.decode()[0].worker);
         w.labels.insert("a".into(), "b".into());
-        let g = f.with([FleetChange::Describe { slot: 1, worker: w }]);
+        let g = f.with([FleetChange::Describe { slot: 1, worker: Box::new(w) }]);
         assert_eq!(g.decode()[0].load.in_flight(), 1);
         assert_eq!(g.decode()[0].pulse.status(), Status::Ready);
         drop(lease);

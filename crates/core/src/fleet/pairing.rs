@@ -24,8 +24,12 @@ pub struct Descriptor {
 }
 
 /// Label of each KV layout fact and its short name in the key.
-const LAYOUT: [(&str, &str); 4] =
-    [("kv_cache_dtype", "dtype"), ("page_size", "page"), ("attention_backend", "attn"), ("model_dtype", "model")];
+const LAYOUT: [(&str, &str); 4] = [
+    ("kv_cache_dtype", "dtype"),
+    ("page_size", "page"),
+    ("attention_backend", "attn"),
+    ("model_dtype", "model"),
+];
 
 impl Descriptor {
     pub fn of(w: &Worker) -> Descriptor {
@@ -33,7 +37,8 @@ impl Descriptor {
         let explicit = w.pairing_protocol.as_deref().map(str::trim).filter(|s| !s.is_empty());
         let explicit = explicit.or_else(|| w.label("pairing_protocol")).map(str::to_owned);
         let layout = LAYOUT.map(|(label, _)| {
-            let value = w.label(label).or_else(|| if label == "page_size" { w.label("block_size") } else { None });
+            let value =
+                w.label(label).or_else(|| if label == "page_size" { w.label("block_size") } else { None });
             value.map(lower)
         });
         Descriptor {
@@ -50,8 +55,11 @@ impl Descriptor {
         if let Some(e) = &self.explicit {
             return e.clone();
         }
-        let facts: Vec<String> =
-            LAYOUT.iter().zip(&self.layout).filter_map(|((_, short), v)| v.as_ref().map(|v| format!("{short}={v}"))).collect();
+        let facts: Vec<String> = LAYOUT
+            .iter()
+            .zip(&self.layout)
+            .filter_map(|((_, short), v)| v.as_ref().map(|v| format!("{short}={v}")))
+            .collect();
         let layout = if facts.is_empty() { "?".to_owned() } else { facts.join(",") };
         let runtime = self.runtime.unwrap_or_default().as_str();
         format!("{runtime}/{}/{layout}", self.transport.as_deref().unwrap_or("?"))
@@ -91,7 +99,8 @@ pub fn mismatch(mode: PairingMode, a: &Descriptor, b: &Descriptor) -> Option<Str
         _ if strict => Some(format!("unknown {name}")),
         _ => None,
     };
-    if let m @ Some(_) = known("runtime", a.runtime.map(Engine::as_str), b.runtime.map(Engine::as_str), true) {
+    if let m @ Some(_) = known("runtime", a.runtime.map(Engine::as_str), b.runtime.map(Engine::as_str), true)
+    {
         return m;
     }
     match (&a.explicit, &b.explicit) {
@@ -147,7 +156,10 @@ mod tests {
                 ("model_dtype", "torch.bfloat16"),
             ],
         );
-        assert_eq!(Descriptor::of(&vllm).key(), "vllm/nixl/dtype=auto,page=16,attn=flash_attn,model=torch.bfloat16");
+        assert_eq!(
+            Descriptor::of(&vllm).key(),
+            "vllm/nixl/dtype=auto,page=16,attn=flash_attn,model=torch.bfloat16"
+        );
         let write = w(Engine::Vllm, &[("kv_connector", "MoRIIOConnector"), ("moriio_mode", "WRITE")]);
         assert_eq!(Descriptor::of(&write).key(), "vllm/moriio-write/?");
         assert_eq!(Descriptor::of(&w(Engine::Sglang, &[])).key(), "sglang/?/?");
@@ -168,10 +180,20 @@ mod tests {
             (sg(&[mc, ("version", "1")]), sg(&[mc, ("version", "2")]), None, Some("version")),
             (sg(&[mc, ("version", "1")]), sg(&[mc]), None, None),
             (sg(&[mc, ("page_size", "64")]), sg(&[mc]), None, Some("unknown page_size")),
-            (sg(&[mc, ("page_size", "64")]), sg(&[mc, ("page_size", "1")]), Some("page_size"), Some("page_size")),
+            (
+                sg(&[mc, ("page_size", "64")]),
+                sg(&[mc, ("page_size", "1")]),
+                Some("page_size"),
+                Some("page_size"),
+            ),
             (sg(&[nx, ("pairing_protocol", "a")]), sg(&[mc, ("pairing_protocol", "a")]), None, None),
             (sg(&[mc, ("pairing_protocol", "a")]), sg(&[mc]), None, Some("unknown pairing_protocol")),
-            (sg(&[("pairing_protocol", "a")]), sg(&[("pairing_protocol", "b")]), Some("pairing_protocol"), Some("pairing_protocol")),
+            (
+                sg(&[("pairing_protocol", "a")]),
+                sg(&[("pairing_protocol", "b")]),
+                Some("pairing_protocol"),
+                Some("pairing_protocol"),
+            ),
         ];
         for (i, (a, b, lenient, strict)) in rows.iter().enumerate() {
             let (a, b) = (Descriptor::of(a), Descriptor::of(b));

@@ -48,8 +48,14 @@ pub enum Engine {
 }
 
 impl Engine {
-    pub const ALL: [Engine; 6] =
-        [Engine::Unspecified, Engine::Sglang, Engine::Vllm, Engine::Trtllm, Engine::Tokenspeed, Engine::Generic];
+    pub const ALL: [Engine; 6] = [
+        Engine::Unspecified,
+        Engine::Sglang,
+        Engine::Vllm,
+        Engine::Trtllm,
+        Engine::Tokenspeed,
+        Engine::Generic,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {

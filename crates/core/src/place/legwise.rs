@@ -58,7 +58,10 @@ impl Legwise {
         let partners = able.iter().find(|p| p.seat.slot == prefill.seat.slot).map(|p| p.partners.as_slice());
         let partners: Seats<'_> = partners.unwrap_or_default().iter().filter(|s| fits(s)).collect();
         let decode = pick(&self.decode, partners, look, dice);
-        let decode = decode.ok_or(Fault::NoWorker { leg: LegName::Decode, registered: true })?;
+        let Some(decode) = decode else {
+            prefill.seat.pulse.step_back(look.now);
+            return Err(Fault::NoWorker { leg: LegName::Decode, registered: true });
+        };
         Ok(Placement::Pair { prefill, decode })
     }
 

@@ -76,7 +76,11 @@ impl Policy {
     }
 
     /// The choice, and the load it was made on if the load mattered.
-    fn choose<'a>(&self, candidates: &[&'a Arc<Seat>], dice: &mut Dice) -> Option<(&'a Arc<Seat>, Option<u32>)> {
+    fn choose<'a>(
+        &self,
+        candidates: &[&'a Arc<Seat>],
+        dice: &mut Dice,
+    ) -> Option<(&'a Arc<Seat>, Option<u32>)> {
         let n = candidates.len();
         if n == 0 {
             return None;
@@ -95,7 +99,10 @@ impl Policy {
 }
 
 /// The candidate with the fewest legs in flight; among equals each is as likely.
-fn least<'a>(candidates: impl Iterator<Item = &'a Arc<Seat>>, dice: &mut Dice) -> Option<(&'a Arc<Seat>, Option<u32>)> {
+fn least<'a>(
+    candidates: impl Iterator<Item = &'a Arc<Seat>>,
+    dice: &mut Dice,
+) -> Option<(&'a Arc<Seat>, Option<u32>)> {
     let mut best: Option<(&Arc<Seat>, u32)> = None;
     let mut equals = 0;
     for seat in candidates {
@@ -120,7 +127,9 @@ mod tests {
     use crate::fleet::{Role, Worker};
 
     fn seats(n: u32) -> Vec<Arc<Seat>> {
-        (0..n).map(|i| Arc::new(Seat::new(i, Worker::new(i.to_string(), "http://h:1", Role::Decode)))).collect()
+        (0..n)
+            .map(|i| Arc::new(Seat::new(i, Worker::new(i.to_string(), "http://h:1", Role::Decode))))
+            .collect()
     }
 
     fn spread(name: PolicyName, requests: usize, n: u32) -> Vec<u32> {

@@ -1,0 +1,141 @@
+//! vLLM with NIXL: prefill first, tagged; what it returns goes to the decode verbatim.
+//!
+//! The prefill pins the KV and names it in `kv_transfer_params`; the decode pulls it. A real decode engine
+//! dies of a hand-off with missing or wrong-typed members (real-engines.md 4.3), so what the prefill
+//! returned is checked member by member before it is passed on, and left out when it fails: the decode
+//! then computes the prompt itself, which is slow but right.
+//!
+//! The hand-off has one consumer. Several samples, several prompts or a search would share it, so such
+//! requests go to the decode alone (page, "The handoff falls back to a local recompute"); so does a
+//! request for a single token, where a second pass would compute the same token twice, and one for the
+//! prompt's own log probabilities, which the decode has to compute anyway (real-engines.md 4.1).
+
+use smallvec::smallvec;
+
+use super::{Deliver, Plan, request_id, shape, stripped};
+use crate::ask::Ask;
+use crate::body::{Edit, scalar};
+use crate::dice::Dice;
+use crate::exchange::{Abort, Course, Order, Start};
+use crate::record::HandoffResult;
+
+const TAG: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+
+pub(super) const IN_TURN: Course = Course {
+    order: Order::InTurn,
+    start: Start::DecodeHead,
+    prefill_abort: Abort::Cancel,
+    release: true,
+    whole: false,
+};
+
+pub(super) const DECODE_ONLY: Course = Course { order: Order::Single, release: false, ..IN_TURN };
+
+pub fn plan(ask: &Ask, dice: &mut Dice) -> Plan {
+    let decode = stripped(ask);
+    let mut plan = Plan {
+        course: DECODE_ONLY,
+        prefill: smallvec![],
+        decode,
+        deliver: Deliver::Nothing,
+        request_id: request_id(ask, dice),
+        mode: Some("nixl"),
+        result: HandoffResult::None,
+    };
+    if hands_over(ask) {
+        plan.course = IN_TURN;
+        plan.deliver = Deliver::Nixl;
+        plan.prefill.clone_from(&plan.decode);
+        shape::one_token(ask, &mut plan.prefill);
+        plan.prefill.push(Edit::set("kv_transfer_params", TAG));
+    }
+    plan
+}
+
+/// Is a hand-off of use, and safe, for this request?
+pub(super) fn hands_over(ask: &Ask) -> bool {
+    ask.is_single() && ask.max_tokens.is_none_or(|m| m > 1) && !ask.echoes
+}
+
+/// Is this object one that a decode engine can take?
+///
+/// # Errors
+/// What is wrong with it, in words for the log.
+pub(super) fn check(params: &[u8]) -> Result<(), &'static str> {
+    if scalar::kind(params) != scalar::Kind::Object {
+        return Err("kv_transfer_params is not an object");
+    }
+    let get = |key| scalar::member(params, key);
+    if get("do_remote_prefill").and_then(scalar::as_bool) != Some(true) {
+        return Err("do_remote_prefill is not true");
+    }
+    let text = |key| get(key).and_then(scalar::as_str).is_some_and(|s| !s.trim().is_empty());
+    if !text("remote_engine_id") {
+        return Err("remote_engine_id is missing or not a string");
+    }
+    if !text("remote_host") {
+        return Err("remote_host is missing or not a string");
+    }
+    if !get("remote_port").and_then(scalar::as_u64).is_some_and(|p| (1..=65535).contains(&p)) {
+        return Err("remote_port is missing or not a port");
+    }
+    if get("remote_request_id").is_some_and(|v| scalar::as_str(v).is_none()) {
+        return Err("remote_request_id is not a string");
+    }
+    blocks(get("remote_block_ids"))
+}
+
+/// A flat list of ids, or one list per KV cache group; at least one id in all.
+fn blocks(ids: Option<&[u8]>) -> Result<(), &'static str> {
+    let ids = ids
+        .filter(|v| scalar::kind(v) == scalar::Kind::Array)
+        .ok_or("remote_block_ids is missing or not a list")?;
+    let mut count = 0usize;
+    for item in scalar::elements(ids) {
+        match scalar::kind(item) {
+            scalar::Kind::Array => {
+                for id in scalar::elements(item) {
+                    scalar::as_u64(id).ok_or("remote_block_ids holds something that is not a block id")?;
+                    count += 1;
+                }
+            }
+            _ => {
+                scalar::as_u64(item).ok_or("remote_block_ids holds something that is not a block id")?;
+                count += 1;
+            }
+        }
+    }
+    if count == 0 { Err("remote_block_ids is empty") } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_hand_off_passes() {
+        let good = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"x":null}"#;
+        assert_eq!(check(good.as_bytes()), Ok(()));
+        for (from, to) in [
+            ("[[1,2]]", "[]"),
+            ("[[1,2]]", "[[]]"),
+            ("[[1,2]]", "[[\"1\"]]"),
+            ("[[1,2]]", "null"),
+            ("[[1,2]]", "[1.5]"),
+            ("\"e\"", "\" \""),
+            ("\"h\"", "7"),
+            ("5600", "0"),
+            ("5600", "70000"),
+            ("\"r\"", "3"),
+            ("\"do_remote_prefill\":true", "\"do_remote_prefill\":false"),
+        ] {
+            assert!(check(good.replace(from, to).as_bytes()).is_err(), "{from} -> {to}");
+        }
+        assert_eq!(
+            check(good.replace("[[1,2]]", "[1,2]").as_bytes()),
+            Ok(()),
+            "older builds send a flat list"
+        );
+        assert!(check(b"[]").is_err());
+    }
+}

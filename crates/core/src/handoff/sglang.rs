@@ -1,0 +1,81 @@
+//! SGLang: both legs at once, introduced by a bootstrap room.
+//!
+//! The same three members go to both legs: the prefill's host, the bootstrap port it was registered with
+//! (null if it has none: over HTTP nothing is substituted, smg.md 3.2) and a fresh 63-bit room. A request
+//! that lists its prompts gets lists of the same length with a room each (engines.md B.2). The prefill
+//! answers only after the KV transfer ended, and closing it early aborts the transfer, so once the answer
+//! has begun it is drained, not closed (engines.md B.5).
+//!
+//! A streamed answer starts on both heads, so that a prefill that refuses is told as what it is; with log
+//! probabilities it waits for the prefill's answer (page, "HTTP streams start on the response heads"). A
+//! plain answer starts on the decode's head: the engine sends that when the text is whole.
+
+use bytes::Bytes;
+
+use super::{Deliver, Plan, request_id, stripped};
+use crate::ask::Ask;
+use crate::body::Edit;
+use crate::dice::Dice;
+use crate::exchange::{Abort, Course, Order, Start};
+use crate::fleet::Worker;
+use crate::record::HandoffResult;
+
+const TOGETHER: Course = Course {
+    order: Order::Together,
+    start: Start::DecodeHead,
+    prefill_abort: Abort::Cancel,
+    release: false,
+    whole: false,
+};
+
+/// Longest list of rooms minted for one request.
+const ROOMS_MAX: u32 = 4096;
+
+pub fn plan(prefill: &Worker, ask: &Ask, dice: &mut Dice) -> Plan {
+    let mut edits = stripped(ask);
+    let host = quoted(&prefill.bootstrap_host);
+    let port = prefill.bootstrap_port.map_or_else(|| "null".to_owned(), |p| p.to_string());
+    let (host, port, room) = match rooms(ask) {
+        None => (host, port, dice.room().to_string()),
+        Some(n) => {
+            let rooms: Vec<String> = (0..n).map(|_| dice.room().to_string()).collect();
+            (list(&vec![host; n]), list(&vec![port; n]), list(&rooms))
+        }
+    };
+    edits.push(Edit::set("bootstrap_host", Bytes::from(host)));
+    edits.push(Edit::set("bootstrap_port", Bytes::from(port)));
+    edits.push(Edit::set("bootstrap_room", Bytes::from(room)));
+    let start = match (ask.stream, ask.logprobs) {
+        (true, false) => Start::BothHeads,
+        (true, true) => Start::PrefillEnd,
+        (false, _) => Start::DecodeHead,
+    };
+    Plan {
+        course: Course { start, ..TOGETHER },
+        prefill: edits.clone(),
+        decode: edits,
+        deliver: Deliver::Nothing,
+        request_id: request_id(ask, dice),
+        mode: None,
+        result: HandoffResult::Minted,
+    }
+}
+
+/// `None`: one room. A list of prompts takes lists even when it holds one; so do several samples of one
+/// prompt (smg.md 3.2).
+fn rooms(ask: &Ask) -> Option<usize> {
+    let n = match (ask.batch, ask.n) {
+        (Some(b), _) if b > 0 => b,
+        (_, n) if n > 1 => n,
+        _ => return None,
+    };
+    Some(n.min(ROOMS_MAX) as usize)
+}
+
+fn quoted(s: &str) -> String {
+    serde_json::Value::from(s).to_string()
+}
+
+fn list(items: &[String]) -> String {
+    format!("[{}]", items.join(","))
+}

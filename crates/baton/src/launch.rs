@@ -1,17 +1,125 @@
 //! `baton launch` and `baton check`.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-#[derive(clap::Args)]
-pub struct LaunchArgs {}
+use anstream::{eprintln, print};
+use anstyle::{AnsiColor, Style};
+use baton_gateway::config::{Config, ConfigError, Loaded, flags};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-#[derive(clap::Args)]
-pub struct CheckArgs {}
+/// The exit code of a command line or configuration that is refused.
+const REFUSED: u8 = 2;
 
-pub fn run(_args: LaunchArgs) -> ExitCode {
-    ExitCode::FAILURE
+const EXAMPLES: &str = "\
+Examples:
+  Two SGLang legs, the prefill worker's bootstrap server on port 8998:
+    baton launch --pd-disaggregation --prefill http://10.0.0.1:8000 8998 --decode http://10.0.0.2:8000
+
+  vLLM legs that are added later with POST /workers:
+    baton launch --pd-disaggregation --port 8080
+
+  Settings from a file, with one changed:
+    baton launch --config baton.yaml --log-level debug
+
+  What would be run, and why:
+    baton check --config baton.yaml
+
+A flag wins over the environment, that over the file. Every flag can be given as an environment variable: --log-level
+is BATON_LOG_LEVEL. docs/flags.md lists all flags, also SMG's that are read and have no effect yet; docs/config.md has
+the file.";
+
+/// The arguments of `launch` and `check`: the table of settings.
+pub struct LaunchArgs(ArgMatches);
+
+impl FromArgMatches for LaunchArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(LaunchArgs(matches.clone()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0 = matches.clone();
+        Ok(())
+    }
 }
 
-pub fn check(_args: CheckArgs) -> ExitCode {
-    ExitCode::FAILURE
+impl Args for LaunchArgs {
+    fn augment_args(command: Command) -> Command {
+        flags::augment(command).after_help(EXAMPLES)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+pub fn run(args: LaunchArgs) -> ExitCode {
+    let loaded = match load(&args) {
+        Ok(loaded) => loaded,
+        Err(error) => return refuse(&error.to_string()),
+    };
+    if let [first, ..] = loaded.refusals().as_slice() {
+        return refuse(first);
+    }
+    warn(&loaded);
+    baton_gateway::run(loaded.config)
+}
+
+pub fn check(args: LaunchArgs) -> ExitCode {
+    let loaded = match load(&args) {
+        Ok(loaded) => loaded,
+        Err(error) => return refuse(&error.to_string()),
+    };
+    print!("{}", loaded.to_yaml());
+    warn(&loaded);
+    match loaded.refusals().as_slice() {
+        [] => ExitCode::SUCCESS,
+        refusals => refuse(&refusals.join("\n")),
+    }
+}
+
+fn load(args: &LaunchArgs) -> Result<Loaded, ConfigError> {
+    Config::from_matches(&args.0, &|name| std::env::var(name).ok())
+}
+
+fn warn(loaded: &Loaded) {
+    let yellow = AnsiColor::Yellow.on_default().bold();
+    for warning in loaded.warnings() {
+        say("warning", yellow, &warning);
+    }
+}
+
+fn refuse(reason: &str) -> ExitCode {
+    say("error", AnsiColor::Red.on_default().bold(), reason);
+    ExitCode::from(REFUSED)
+}
+
+fn say(word: &str, style: Style, text: &str) {
+    eprintln!("{style}{word}:{style:#} {text}");
+}
+
+/// Ends after a command line of `launch` or `check` that clap refused, or that asks for help.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    match flags::explain(error) {
+        ConfigError::Usage(_) => error.exit(),
+        explained => refuse(&explained.to_string()),
+    }
+}
+
+/// SMG takes the flags of `launch` also without the word; so does Baton.
+pub fn with_launch(mut args: Vec<OsString>) -> Vec<OsString> {
+    let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
+    let own = matches!(first.as_str(), "--help" | "--version");
+    if first.starts_with("--") && !own {
+        args.insert(1, "launch".into());
+    }
+    args
+}
+
+/// Whether the arguments are those of `launch` or `check`.
+pub fn is_launch(args: &[OsString]) -> bool {
+    args.get(1).is_some_and(|word| ["launch", "start", "check"].iter().any(|own| word == own))
 }

@@ -23,7 +23,7 @@ enum Command {
     #[command(alias = "start")]
     Launch(launch::LaunchArgs),
     /// Print the effective configuration and where each value comes from.
-    Check(launch::CheckArgs),
+    Check(launch::LaunchArgs),
     /// Start a simulated fleet and the gateway on this machine and send a request through it.
     Demo(demo::DemoArgs),
     /// Run simulated engines.
@@ -33,7 +33,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let args = launch::with_launch(std::env::args_os().collect());
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) if launch::is_launch(&args) => return launch::usage(&error),
+        Err(error) => error.exit(),
+    };
+    match cli.command {
         Command::Launch(args) => launch::run(args),
         Command::Check(args) => launch::check(args),
         Command::Demo(args) => demo::run(args),

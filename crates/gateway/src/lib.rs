@@ -1,1 +1,12 @@
 //! baton-gateway
+
+pub mod config;
+
+use std::process::ExitCode;
+
+use config::Config;
+
+/// Serves until told to stop. The exit code is zero after a clean shutdown.
+pub fn run(_config: Config) -> ExitCode {
+    ExitCode::FAILURE
+}

@@ -1,0 +1,215 @@
+//! What cannot stand together, what is not served yet, and what has no effect.
+
+use super::setting::Effect;
+use super::{Config, ConfigError, PolicyName, Sources, settings};
+
+fn conflict<T>(reason: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError::Conflict(reason.into()))
+}
+
+/// Refuses contradictions.
+pub(super) fn check(config: &Config, sources: &Sources) -> Result<(), ConfigError> {
+    ports(config)?;
+    policies(config)?;
+    admission(config, sources)?;
+    pairs_of_settings(config, sources)
+}
+
+fn ports(config: &Config) -> Result<(), ConfigError> {
+    let listeners = [
+        ("--port", Some(config.server.port)),
+        ("--prometheus-port", Some(config.metrics.port)),
+        ("--health-check-port", config.server.health_check_port),
+    ];
+    for (at, (flag, port)) in listeners.iter().enumerate() {
+        let Some(port) = port else { continue };
+        if let Some((other, _)) = listeners[..at].iter().find(|(_, other)| *other == Some(*port)) {
+            return conflict(format!("{other} and {flag} are both {port}: each listener needs its own port"));
+        }
+    }
+    Ok(())
+}
+
+fn policies(config: &Config) -> Result<(), ConfigError> {
+    let workers = &config.workers;
+    let (policy, pd) = (&config.policy, workers.pd_disaggregation || workers.epd_disaggregation);
+    for (flag, given) in [("--prefill-policy", policy.prefill), ("--decode-policy", policy.decode)] {
+        if given == Some(PolicyName::Passthrough) {
+            return conflict(format!("{flag} passthrough: passthrough is no policy of a leg"));
+        }
+    }
+    if policy.decode == Some(PolicyName::Bucket) || (pd && config.decode_policy() == PolicyName::Bucket) {
+        return conflict(
+            "--decode-policy bucket: bucket sorts prompts by size and is a policy of the prefill leg only",
+        );
+    }
+    // Workers may come later where the list is empty or something else brings them.
+    if workers.enable_igw
+        || workers.dp_aware
+        || config.discovery.enabled
+        || config.discovery.provider.is_some()
+    {
+        return Ok(());
+    }
+    let total = if pd { workers.prefill.len() + workers.decode.len() } else { workers.worker_urls.len() };
+    let counts = [
+        ("--policy", policy.default == PolicyName::PowerOfTwo, total, "worker"),
+        (
+            "--prefill-policy",
+            pd && policy.prefill == Some(PolicyName::PowerOfTwo),
+            workers.prefill.len(),
+            "prefill worker",
+        ),
+        (
+            "--decode-policy",
+            pd && policy.decode == Some(PolicyName::PowerOfTwo),
+            workers.decode.len(),
+            "decode worker",
+        ),
+    ];
+    match counts.into_iter().find(|(_, two, count, _)| *two && *count == 1) {
+        Some((flag, _, _, kind)) => {
+            conflict(format!("{flag} power_of_two needs two {kind}s at least, and one is given"))
+        }
+        None => Ok(()),
+    }
+}
+
+fn admission(config: &Config, sources: &Sources) -> Result<(), ConfigError> {
+    let admission = &config.admission;
+    if admission.queue_size > 0 && admission.queue_timeout.is_zero() {
+        return conflict("--queue-timeout-secs 0 lets nobody wait: give a time, or --queue-size 0");
+    }
+    let waits = admission.prefill_queue_size.is_none_or(|size| size > 0);
+    if admission.prefill_max_inflight_per_worker.is_none() {
+        let queue =
+            ["prefill-queue-size", "prefill-queue-timeout-secs"].into_iter().find(|flag| sources.given(flag));
+        if let Some(flag) = queue {
+            return conflict(format!("--{flag} needs --prefill-max-inflight-requests-per-worker above 0"));
+        }
+    } else if !config.workers.pd_disaggregation && !config.workers.epd_disaggregation {
+        return conflict("--prefill-max-inflight-requests-per-worker needs --pd-disaggregation");
+    } else if waits && admission.prefill_queue_timeout.is_some_and(|time| time.is_zero()) {
+        return conflict(
+            "--prefill-queue-timeout-secs 0 lets nobody wait: give a time, or --prefill-queue-size 0",
+        );
+    }
+    Ok(())
+}
+
+fn pairs_of_settings(config: &Config, sources: &Sources) -> Result<(), ConfigError> {
+    let (tls, retry, workers, discovery) = (&config.tls, &config.retry, &config.workers, &config.discovery);
+    if tls.cert_path.is_some() != tls.key_path.is_some() {
+        let (given, missing) = if tls.cert_path.is_some() { ("cert", "key") } else { ("key", "cert") };
+        return conflict(format!("--tls-{given}-path needs --tls-{missing}-path: TLS takes both or none"));
+    }
+    if retry.max_backoff < retry.initial_backoff {
+        return conflict("--retry-max-backoff-ms must not be below --retry-initial-backoff-ms");
+    }
+    if workers.pd_disaggregation && workers.epd_disaggregation {
+        return conflict("--pd-disaggregation and --epd-disaggregation exclude each other");
+    }
+    if discovery.enabled && discovery.provider.is_some() {
+        return conflict("--service-discovery and --discovery-provider say the same: give one");
+    }
+    if discovery.enabled && workers.pd_disaggregation {
+        let none = discovery.prefill_selector.is_empty() && discovery.decode_selector.is_empty();
+        if none {
+            return conflict(
+                "--service-discovery with --pd-disaggregation needs --prefill-selector or --decode-selector",
+            );
+        }
+    }
+    if config.load.overload_protection_disabled
+        && sources.given("worker-overload-protection")
+        && config.load.overload_protection
+    {
+        return conflict(
+            "--worker-overload-protection and --disable-worker-overload-protection exclude each other",
+        );
+    }
+    doubled_workers(config)
+}
+
+fn doubled_workers(config: &Config) -> Result<(), ConfigError> {
+    let workers = &config.workers;
+    let legs = workers.prefill.iter().map(|leg| ("--prefill", &leg.url));
+    let mut seen = std::collections::HashMap::new();
+    for (flag, url) in legs
+        .chain(workers.decode.iter().map(|url| ("--decode", url)))
+        .chain(workers.worker_urls.iter().map(|url| ("--worker-urls", url)))
+    {
+        if let Some(other) = seen.insert(url, flag) {
+            return conflict(format!("{url} is given twice ({other}, {flag}): each worker has one role"));
+        }
+    }
+    Ok(())
+}
+
+/// What this version does not serve.
+pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
+    let mut refusals = Vec::new();
+    let base = Config::default();
+    for setting in settings().filter(|setting| sources.given(setting.flag)) {
+        if let Effect::Refused(part) = setting.note.effect
+            && setting.value(config) != setting.value(&base)
+        {
+            refusals.push(format!(
+                "--{} asks for {part}, which is not served yet ({})",
+                setting.flag,
+                sources.of(setting.flag)
+            ));
+        }
+    }
+    let policies = [
+        ("policy", Some(config.policy.default)),
+        ("prefill-policy", config.policy.prefill),
+        ("decode-policy", config.policy.decode),
+    ];
+    for (flag, policy) in policies {
+        if let Some(policy) = policy.filter(|policy| !served(*policy)) {
+            refusals.push(format!(
+                "--{flag} {} is not served yet ({}): use least_load, power_of_two, round_robin or random",
+                policy.as_str(),
+                sources.of(flag),
+            ));
+        }
+    }
+    refusals
+}
+
+fn served(policy: PolicyName) -> bool {
+    match policy {
+        PolicyName::LeastLoad | PolicyName::PowerOfTwo | PolicyName::RoundRobin | PolicyName::Random => true,
+        PolicyName::CacheAware
+        | PolicyName::PrefixHash
+        | PolicyName::ConsistentHashing
+        | PolicyName::Manual
+        | PolicyName::Bucket
+        | PolicyName::Passthrough => false,
+    }
+}
+
+/// What was given and does nothing.
+pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
+    let base = Config::default();
+    let mut warnings = Vec::new();
+    for setting in settings().filter(|setting| sources.given(setting.flag)) {
+        if let Effect::Later(part) = setting.note.effect
+            && setting.value(config) != setting.value(&base)
+        {
+            warnings.push(format!("--{} has no effect yet: it belongs to {part}", setting.flag));
+        }
+    }
+    let workers = &config.workers;
+    if !workers.pd_disaggregation && !workers.epd_disaggregation {
+        for flag in ["prefill", "decode", "prefill-policy", "decode-policy"] {
+            if sources.given(flag) {
+                warnings.push(format!("--{flag} is ignored without --pd-disaggregation"));
+            }
+        }
+    } else if sources.given("worker-urls") {
+        warnings.push("--worker-urls is ignored with --pd-disaggregation".into());
+    }
+    warnings
+}

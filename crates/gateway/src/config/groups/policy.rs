@@ -1,0 +1,146 @@
+//! How workers are chosen, and what is known of their load.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::Duration;
+
+use http::HeaderName;
+
+use super::{at_least_one, at_least_one32};
+use crate::config::kind::*;
+use crate::config::setting::{NOTE, group};
+use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName};
+
+const SCORES: &str = "load reports from engines: until then load is the requests in flight";
+const STICKY: &str = "sticky sessions and the manual policy";
+const CACHE: &str = "the cache_aware policy";
+const EVENTS: &str = "KV events from engines";
+const PREFIX: &str = "the prefix_hash policy";
+const REPORTS: &str = "load reports from engines";
+const OVERLOAD: &str = "overload protection";
+
+group! {
+    /// Which worker gets a leg.
+    "Policy" policy: Policy {
+        /// Policy of every leg that has none of its own. SMG's default cache_aware is not served yet.
+        default: PolicyName = PolicyName::LeastLoad, one_of("POLICY"), "policy";
+        /// Policy of the prefill leg; unset: --policy.
+        prefill: Option<PolicyName> = None, maybe_one_of("POLICY"), "prefill-policy";
+        /// Policy of the decode leg; unset: --policy.
+        decode: Option<PolicyName> = None, maybe_one_of("POLICY"), "decode-policy";
+        /// What power_of_two compares.
+        power_of_two_load_metric: LoadMetric = LoadMetric::ExpectedWait, one_of("METRIC"), "power-of-two-load-metric",
+            NOTE.later(SCORES);
+        /// least_load: weight of KV pressure, in seconds.
+        least_load_kv_pressure_weight: f64 = 0.15, WEIGHT, "least-load-kv-pressure-weight", NOTE.later(SCORES);
+        /// least_load: tokens per second of an engine that reports none.
+        least_load_default_throughput: f64 = 2000.0, RATE, "least-load-default-throughput", NOTE.later(SCORES);
+        /// least_load: prompt tokens of a request that was not counted.
+        least_load_mean_prefill_tokens: NonZeroU32 = at_least_one32(1024), POSITIVE32, "least-load-mean-prefill-tokens",
+            NOTE.later(SCORES);
+        /// least_load: skip workers with this many waiting requests; 0 skips none.
+        least_load_max_waiting_requests: u32 = 0, COUNT32, "least-load-max-waiting-requests", NOTE.later(SCORES);
+        /// Keep every request of a session on one worker, under any policy.
+        routing_key_override: bool = false, SWITCH, "routing-key-override",
+            NOTE.alias(&["sticky-sessions"]).later(STICKY);
+        /// Headers searched for the routing key, the first present wins.
+        routing_key_headers: Vec<HeaderName> = vec![HeaderName::from_static("x-smg-routing-key")],
+            HEADERS, "routing-key-headers", NOTE.later(STICKY);
+        /// How a first-seen routing key gets its worker.
+        assignment_mode: Option<AssignmentMode> = None, maybe_one_of("MODE"), "assignment-mode", NOTE.later(STICKY);
+        /// Forget a routing key that was idle this long.
+        max_idle: Duration = Duration::from_secs(14_400), SECS, "max-idle-secs",
+            NOTE.alias(&["sticky-key-idle-secs"]).later(STICKY);
+    }
+}
+
+group! {
+    /// Tuning of the policies that send like prompts to like workers.
+    "Cache affinity" affinity: Affinity {
+        /// Share of a prompt that must match before its worker is preferred.
+        cache_threshold: f64 = 0.3, SHARE, "cache-threshold", NOTE.alias(&["cache-match-threshold"]).later(CACHE);
+        /// Requests above the mean at which a matched worker is passed over.
+        balance_abs_threshold: usize = 64, COUNT, "balance-abs-threshold", NOTE.alias(&["spill-abs-threshold"]).later(CACHE);
+        /// Multiple of the mean at which a matched worker is passed over.
+        balance_rel_threshold: f64 = 1.5, FACTOR, "balance-rel-threshold", NOTE.alias(&["spill-rel-threshold"]).later(CACHE);
+        /// Spread of KV usage at which affinity is given up; 1.0 never.
+        balance_token_usage_threshold: f64 = 1.0, RATE, "balance-token-usage-threshold", NOTE.later(CACHE);
+        /// KV usage at which the hottest worker is relieved; 1.0 never.
+        overload_token_usage_threshold: f64 = 1.0, RATE, "overload-token-usage-threshold", NOTE.later(CACHE);
+        /// Time between two evictions.
+        eviction_interval: Duration = Duration::from_secs(120), SECS, "eviction-interval",
+            NOTE.alias(&["eviction-interval-secs"]).later(CACHE);
+        /// Most characters remembered for each model.
+        max_tree_size: NonZeroUsize = at_least_one(64 << 20), POSITIVE, "max-tree-size", NOTE.later(CACHE);
+        /// Tokens in a block.
+        block_size: NonZeroUsize = at_least_one(16), POSITIVE, "block-size", NOTE.later(CACHE);
+        /// Token positions at which engines keep a prefix (rising, separated by commas).
+        cache_boundaries: Vec<usize> = Vec::new(), BOUNDARIES, "cache-boundaries", NOTE.later(CACHE);
+        /// What remembers prompts.
+        cache_index: CacheIndex = CacheIndex::Tree, one_of("INDEX"), "cache-index", NOTE.later(CACHE);
+        /// How long a placement is remembered.
+        cache_ttl: Duration = Duration::from_secs(180), SECS, "cache-ttl-secs", NOTE.later(CACHE);
+        /// How strongly a backlog takes from a worker's score; 0 not at all.
+        overlap_decay: f64 = 0.0, WEIGHT, "overlap-decay", NOTE.later(CACHE);
+        /// Temperature of the choice among near-equal workers; 0 takes the best.
+        selection_temperature: f64 = 0.0, WEIGHT, "selection-temperature", NOTE.later(CACHE);
+        /// Rule of the choice.
+        selection_policy: String = "cache-aware-default".to_owned(), TEXT, "selection-policy", NOTE.later(CACHE);
+        /// How long a dispatch counts before the engine reports it; 0 not at all.
+        selection_accounting_ttl: Option<Duration> = None, MILLIS_OR_OFF, "selection-accounting-ttl-ms", NOTE.later(CACHE);
+        /// How long a new worker is warmed up; 0 not at all.
+        worker_warmup: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF, "worker-warmup-secs", NOTE.later(CACHE);
+        /// Share of cache misses that workers in warm-up get.
+        worker_warmup_share: f64 = 0.25, SHARE, "worker-warmup-share", NOTE.later(CACHE);
+        /// Blocks after which a worker is warm.
+        worker_warmup_blocks: usize = 1024, COUNT, "worker-warmup-blocks", NOTE.later(CACHE);
+        /// Share of the median index under which a worker is thin.
+        worker_warmup_thin_ratio: f64 = 0.5, SHARE, "worker-warmup-thin-ratio", NOTE.later(CACHE);
+        /// One hit in this many goes to a thin worker; 0 none.
+        worker_warmup_divert_every: Option<NonZeroUsize> = Some(at_least_one(8)), COUNT_OR_OFF, "worker-warmup-divert-every",
+            NOTE.later(CACHE);
+        /// Index that KV events are kept in.
+        kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.later(EVENTS);
+        /// Forget what no event and no request named for this long; unset or 0: never.
+        kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.later(EVENTS);
+        /// Most entries kept for each model; unset or 0: no bound.
+        kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.later(EVENTS);
+        /// prefix_hash: tokens of the prompt that are hashed.
+        prefix_token_count: NonZeroUsize = at_least_one(256), POSITIVE, "prefix-token-count", NOTE.later(PREFIX);
+        /// prefix_hash: multiple of the mean load that a worker may carry.
+        prefix_hash_load_factor: f64 = 1.25, FACTOR, "prefix-hash-load-factor", NOTE.later(PREFIX);
+        /// prefix_hash: requests above the mean that a worker may carry.
+        prefix_hash_balance_abs_threshold: usize = 10, COUNT, "prefix-hash-balance-abs-threshold", NOTE.later(PREFIX);
+        /// bucket: time between two divisions of the prompt sizes.
+        bucket_adjust_interval: Duration = Duration::from_secs(5), SECS, "bucket-adjust-interval-secs",
+            NOTE.later("the bucket policy");
+    }
+}
+
+group! {
+    /// What engines report of their load, and what follows from it.
+    "Load" load: Load {
+        /// Time between two questions for a worker's load.
+        monitor_interval: Duration = Duration::from_secs(10), SECS, "load-monitor-interval", NOTE.later(REPORTS);
+        /// Ask for load only where a policy needs it.
+        monitoring_disabled: bool = false, SWITCH, "disable-load-monitoring", NOTE.later(REPORTS);
+        /// Pass the engines' own figures on as metrics.
+        engine_metrics: bool = false, SWITCH, "engine-metrics", NOTE.later(REPORTS);
+        /// A connection error excludes a worker that was silent this long.
+        stall: Duration = Duration::from_secs(2), SECS_OR_ZERO, "worker-stall-secs", NOTE.later(REPORTS);
+        /// A worker with work and no progress for this long gets no more; 0 never.
+        wedge: Option<Duration> = Some(Duration::from_secs(3)), SECS_OR_OFF, "worker-wedge-secs", NOTE.later(REPORTS);
+        /// A worker that pushed load and was silent this long gets no more; 0 never.
+        stale: Option<Duration> = Some(Duration::from_secs(15)), SECS_OR_OFF, "worker-stale-secs", NOTE.later(REPORTS);
+        /// Pass over workers that report too much work.
+        overload_protection: bool = true, SWITCH, "worker-overload-protection", NOTE.later(OVERLOAD);
+        /// Do not pass over workers that report too much work.
+        overload_protection_disabled: bool = false, SWITCH, "disable-worker-overload-protection", NOTE.later(OVERLOAD);
+        /// Waiting requests at which a worker has too much work.
+        overload_waiting_requests: NonZeroUsize = at_least_one(8), POSITIVE, "worker-overload-waiting-requests",
+            NOTE.later(OVERLOAD);
+        /// KV usage at which a worker has too much work.
+        overload_token_usage: f64 = 0.8, LEVEL, "worker-overload-token-usage", NOTE.later(OVERLOAD);
+        /// Refuse a request when every worker has too much work.
+        overload_shed: bool = false, SWITCH, "worker-overload-shed", NOTE.later(OVERLOAD);
+    }
+}

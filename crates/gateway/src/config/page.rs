@@ -1,0 +1,4 @@
+//! Writes docs/flags.md.
+pub fn flags() -> String {
+    String::new()
+}

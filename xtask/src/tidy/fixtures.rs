@@ -202,6 +202,11 @@ const CASES: &[(&str, Files, Files)] = &[
         &[("README.md", "[a](docs/a.md)\n")],
         &[("README.md", "[a](docs/a.md#x) [b](https://b.example)\n"), ("docs/a.md", "A\n")],
     ),
+    (
+        "pages-exist",
+        &[(CORE, "//! X (see facts.md 3).\n")],
+        &[(CORE, "//! X (see docs/facts.md).\n"), ("docs/facts.md", "Facts: https://a.example/b.md.\n")],
+    ),
 ];
 
 fn findings(rule: &str, files: Files) -> usize {

@@ -3,7 +3,7 @@
 use super::tree::File;
 use super::{Finding, Rule, Tree};
 
-pub const RULES: [Rule; 6] = [
+pub const RULES: [Rule; 7] = [
     Rule {
         name: "module-docs",
         why: "A reader starts at the top: what the file decides, why so, and what it does not know.",
@@ -33,6 +33,11 @@ pub const RULES: [Rule; 6] = [
         name: "links-lead-somewhere",
         why: "A dead link costs the reader the trust in the live ones.",
         check: dead_links,
+    },
+    Rule {
+        name: "pages-exist",
+        why: "A comment that names a page as its source sends the reader there.",
+        check: missing_pages,
     },
 ];
 
@@ -147,6 +152,31 @@ fn dead_links(tree: &Tree) -> Vec<Finding> {
             let folder = format!("{}/", to.trim_end_matches('/'));
             if tree.get(&to).is_none() && !tree.files.iter().any(|other| other.path.starts_with(&folder)) {
                 found.push(Finding::new(&file.path, line, format!("link to {to}, which does not exist")));
+            }
+        }
+    }
+    found
+}
+
+/// Pages named in Rust and in our own pages, as `page.md`, that are nowhere in the repository. The rules' own source is
+/// left out: it names pages that may not be there yet.
+fn missing_pages(tree: &Tree) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let wanted = |file: &&File| [".rs", ".md"].iter().any(|kind| file.path.ends_with(kind));
+    for file in tree.files.iter().filter(wanted).filter(|file| !file.path.starts_with("xtask/")) {
+        for (number, line) in file.text.lines().enumerate() {
+            let inside = |c: char| c.is_ascii_alphanumeric() || "_-./:".contains(c);
+            for page in line.split(|c| !inside(c)).map(|word| word.trim_end_matches(['.', ':'])) {
+                let name = page.trim_start_matches("./").trim_start_matches("../");
+                let is_page = name.len() > 3 && name.ends_with(".md") && !name.contains("://");
+                let end = format!("/{name}");
+                if is_page && !tree.files.iter().any(|other| other.path == name || other.path.ends_with(&end))
+                {
+                    let message = format!(
+                        "`{page}` is not here: name a page that is, or the engine and version itself"
+                    );
+                    found.push(Finding::new(&file.path, number + 1, message));
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! May a request enter, wait, or not?
 //!
 //! At most `concurrent` exchanges run; at most `queue` more wait, in order, for at most `queue_timeout`
-//! (smg.md 1.5). The permit is held until the answer's last byte. This module decides; the waiting
+//! (SMG 1.13). The permit is held until the answer's last byte. This module decides; the waiting
 //! itself is the shell's.
 
 use crate::fault::Fault;
@@ -16,7 +16,7 @@ pub struct AdmissionRule {
     pub queue_timeout: Duration,
 }
 
-/// How long a refused client should stay away, in seconds (smg.md 10).
+/// How long a refused client should stay away, in seconds (SMG 1.13).
 pub const RETRY_AFTER_S: u32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 //!
 //! Knows the shapes of the APIs, not of the engines. Members that the gateway owns (hand-off fields,
 //! ranks, request ids) are found here and are taken off every leg: one crafted value of them kills a real
-//! decode engine (real-engines.md 4.3). Members that a hand-off rewrites are checked for their type here,
+//! decode engine (seen on vLLM 0.32). Members that a hand-off rewrites are checked for their type here,
 //! because the rewritten leg would hide a mistake that the other leg then trips over with the KV already
-//! handed over (real-engines.md 4.4).
+//! handed over (seen on vLLM 0.32).
 
 use smallvec::SmallVec;
 
@@ -42,7 +42,7 @@ impl Api {
         if self == Api::Messages { Shape::Anthropic } else { Shape::OpenAi }
     }
 
-    /// What a fresh request id begins with (smg.md 1.1).
+    /// What a fresh request id begins with (SMG 1.13).
     pub fn id_prefix(self) -> &'static str {
         match self {
             Api::Chat => "chatcmpl-",
@@ -107,7 +107,7 @@ pub struct Has {
     pub max_tokens: bool,
 }
 
-/// Members that belong to the gateway on every leg (real-engines.md 4.3; engines.md B.2, B.3, C.1, A.7).
+/// Members that belong to the gateway on every leg (vLLM 0.33, SGLang 0.5.23, TensorRT-LLM).
 pub const OWNED: [&str; 9] = [
     "kv_transfer_params",
     "ec_transfer_params",

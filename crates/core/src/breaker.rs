@@ -1,7 +1,7 @@
 //! Is this worker well, as its own answers tell?
 //!
 //! A run of consecutive failures opens the breaker; after a rest, one probe at a time goes through;
-//! enough successes close it again (smg.md 1.6). Only faults of the worker count: a client's mistake
+//! enough successes close it again (SMG 1.13). Only faults of the worker count: a client's mistake
 //! (4xx) and push-back (429) say nothing about its health, and a leg that the gateway itself dropped
 //! records nothing. SMG lets every request through while half-open; one probe is enough to learn the
 //! same thing and costs one request instead of all of them.

@@ -36,12 +36,12 @@ impl Dice {
         self.0.u64(..)
     }
 
-    /// A bootstrap room: 63 bits, as SGLang takes them over HTTP (engines.md B.2).
+    /// A bootstrap room: 63 bits, as SGLang takes them over HTTP (SGLang 0.5.23).
     pub fn room(&mut self) -> u64 {
         self.0.u64(..) >> 1
     }
 
-    /// 24 letters and digits: the tail of a request id (smg.md 1.1).
+    /// 24 letters and digits: the tail of a request id (SMG 1.13).
     pub fn id24(&mut self) -> [u8; 24] {
         let mut id = [0u8; 24];
         for c in &mut id {

@@ -1,7 +1,7 @@
 //! Why an exchange failed: a closed list in which every entry already knows its answer.
 //!
 //! One table decides status, code, headers, whom to blame and whether another try is safe. Codes are
-//! SMG's where its page or fact sheet names one (smg.md 3.5, 10). Two deliberate differences: an
+//! SMG's where its page or its source names one (1.13). Two deliberate differences: an
 //! engine's status is kept whatever it is (SMG turns 422 or 429 of a decode into 500), and an unknown
 //! model is 404 over HTTP too.
 
@@ -140,7 +140,7 @@ pub struct Answer {
     pub authenticate: Option<&'static str>,
 }
 
-/// Statuses after which another try may help (smg.md 3.8).
+/// Statuses after which another try may help (SMG 1.13).
 const TRANSIENT: [u16; 6] = [408, 429, 500, 502, 503, 504];
 
 impl Refusal {
@@ -397,7 +397,7 @@ pub enum Shape {
 }
 
 impl Answer {
-    /// `type` of the error object (smg.md 10).
+    /// `type` of the error object (SMG 1.13).
     pub fn kind(&self, shape: Shape) -> &'static str {
         match (shape, self.status) {
             (Shape::Anthropic, 401) => "authentication_error",
@@ -441,7 +441,7 @@ impl Answer {
 }
 
 /// Finds an engine's own message in its error answer: nested under `error`, flat, FastAPI's `detail`, or
-/// the text itself (engines.md A.9, B.5; SGLang's errors are flat).
+/// the text itself (vLLM 0.33 nests, SGLang 0.5.23 is flat).
 pub fn read_refusal(status: u16, body: &[u8], retry_after: Option<String>, alone: bool) -> Refusal {
     let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let object = json.as_ref().map(|v| v.get("error").filter(|e| e.is_object()).unwrap_or(v));

@@ -15,7 +15,7 @@ pub struct ExchangeLimits {
     /// How much of an error answer of an engine is read to find its message.
     pub error_answer_max_bytes: usize,
     /// How long a detached prefill leg may go on. Above SGLang's own 300 s + 300 s is of no use;
-    /// just above 300 s lets the engine's own error come first (engines.md B.5).
+    /// just above 300 s lets the engine's own error come first (SGLang 0.5.23).
     pub detach_timeout: Duration,
     /// How long a throw-away decode may take to consume a hand-off nobody wants any more.
     pub release_timeout: Duration,

@@ -1,7 +1,7 @@
 //! Try again?
 //!
 //! A fault that says so may be tried again with a fresh pair and fresh ids, as long as the client has
-//! not had a byte of the body. The wait grows and is spread by chance (smg.md 3.8).
+//! not had a byte of the body. The wait grows and is spread by chance (SMG 1.13).
 
 use crate::dice::Dice;
 use crate::fault::{Fault, Retry};

@@ -68,7 +68,7 @@ const METRICS: Kind = Kind {
 const FAULTS: Kind = Kind {
     noun: "fault code",
     sources: &["crates/core/src/fault.rs", "crates/core/src/fault/"],
-    words: |code| strings(code, is_code),
+    words: codes,
     pages: &["docs/errors.md"],
 };
 
@@ -123,8 +123,17 @@ fn is_metric(text: &str) -> bool {
     ["smg_", "baton_", "aibrix_"].iter().any(|prefix| text.starts_with(prefix)) && is_snake(text)
 }
 
-fn is_code(text: &str) -> bool {
-    text.contains('_') && is_snake(text)
+/// Words with an underscore, and words that a match arm gives.
+fn codes(code: &Code) -> Vec<Mention> {
+    let is_arm = |at: usize| at > 0 && code.tokens[at - 1].text == "=>";
+    let mut found = strings(code, |text| text.contains('_') && is_snake(text));
+    for (at, token) in code.tokens.iter().enumerate().filter(|(at, _)| is_arm(*at)) {
+        let text = token.text.trim_matches('"');
+        if token.text.starts_with('"') && code.tokens[at - 1].line == token.line && is_snake(text) {
+            found.push(Mention { text: text.to_owned(), ..token.clone() });
+        }
+    }
+    found
 }
 
 fn is_snake(text: &str) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! pending -> ready after enough good probes, or failed after ten times the failure threshold;
 //! ready -> not_ready after the failure threshold; not_ready -> ready, or failed; failed -> ready
-//! (smg.md 1.7).
+//! (SMG 1.13).
 
 /// SMG's names of a worker's state, as `GET /workers` shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -1,6 +1,6 @@
 //! Who may pair with whom: worked out when workers join or leave, never per request.
 //!
-//! Rules and their order are SMG's (page, "Prefill/Decode Pairing"; smg.md 6.1-6.3).
+//! Rules and their order are SMG's (its page, "Prefill/Decode Pairing", and 1.13's source).
 
 use super::worker::{Engine, Role, Worker};
 

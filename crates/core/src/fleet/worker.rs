@@ -73,7 +73,7 @@ impl Engine {
     }
 }
 
-/// How a vLLM prefill hands its KV over, by the name of its connector (smg.md 3.3).
+/// How a vLLM prefill hands its KV over, by the name of its connector (SMG 1.13).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Connector {
     /// None registered, or one whose protocol is not known: nothing is tagged.
@@ -155,7 +155,7 @@ pub struct Worker {
     pub kv_role: Option<String>,
     /// The host of `url`, as the peer engine is told to reach the bootstrap server.
     pub bootstrap_host: String,
-    /// As registered: over HTTP an absent port is sent as null (smg.md 3.2).
+    /// As registered: over HTTP an absent port is sent as null (SMG 1.13).
     pub bootstrap_port: Option<u16>,
     pub dp_rank: Option<u32>,
     pub dp_size: Option<u32>,

@@ -1,14 +1,14 @@
 //! vLLM with NIXL: prefill first, tagged; what it returns goes to the decode verbatim.
 //!
 //! The prefill pins the KV and names it in `kv_transfer_params`; the decode pulls it. A real decode engine
-//! dies of a hand-off with missing or wrong-typed members (real-engines.md 4.3), so what the prefill
+//! dies of a hand-off with missing or wrong-typed members (seen on vLLM 0.32), so what the prefill
 //! returned is checked member by member before it is passed on, and left out when it fails: the decode
 //! then computes the prompt itself, which is slow but right.
 //!
 //! The hand-off has one consumer. Several samples, several prompts or a search would share it, so such
 //! requests go to the decode alone (page, "The handoff falls back to a local recompute"); so does a
 //! request for a single token, where a second pass would compute the same token twice, and one for the
-//! prompt's own log probabilities, which the decode has to compute anyway (real-engines.md 4.1).
+//! prompt's own log probabilities, which the decode has to compute anyway (seen on vLLM 0.32).
 
 use smallvec::smallvec;
 

@@ -1,10 +1,10 @@
 //! SGLang: both legs at once, introduced by a bootstrap room.
 //!
 //! The same three members go to both legs: the prefill's host, the bootstrap port it was registered with
-//! (null if it has none: over HTTP nothing is substituted, smg.md 3.2) and a fresh 63-bit room. A request
-//! that lists its prompts gets lists of the same length with a room each (engines.md B.2). The prefill
+//! (null if it has none: over HTTP nothing is substituted, as SMG 1.13) and a fresh 63-bit room. A request
+//! that lists its prompts gets lists of the same length with a room each (SGLang 0.5.23). The prefill
 //! answers only after the KV transfer ended, and closing it early aborts the transfer, so once the answer
-//! has begun it is drained, not closed (engines.md B.5).
+//! has begun it is drained, not closed (SGLang 0.5.23).
 //!
 //! A streamed answer starts on both heads, so that a prefill that refuses is told as what it is; with log
 //! probabilities it waits for the prefill's answer (page, "HTTP streams start on the response heads"). A
@@ -62,7 +62,7 @@ pub fn plan(prefill: &Worker, ask: &Ask, dice: &mut Dice) -> Plan {
 }
 
 /// `None`: one room. A list of prompts takes lists even when it holds one; so do several samples of one
-/// prompt (smg.md 3.2).
+/// prompt (SMG 1.13).
 fn rooms(ask: &Ask) -> Option<usize> {
     let n = match (ask.batch, ask.n) {
         (Some(b), _) if b > 0 => b,

@@ -1,5 +1,5 @@
 //! SMG's strategy: the prefill policy picks among prefills that have an available partner, then the
-//! decode policy picks among that prefill's partners (smg.md 6.5).
+//! decode policy picks among that prefill's partners (SMG 1.13).
 
 use std::sync::Arc;
 

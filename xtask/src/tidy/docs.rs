@@ -147,7 +147,9 @@ fn is_snake(text: &str) -> bool {
 fn flags(code: &Code) -> Vec<Mention> {
     let is_flag = |text: &str| {
         let name = text.strip_prefix("--").unwrap_or_default();
-        name.starts_with(|c: char| c.is_ascii_lowercase())
+        let everywhere = ["help", "version"].contains(&name);
+        !everywhere
+            && name.starts_with(|c: char| c.is_ascii_lowercase())
             && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
     };
     let mut found: Vec<Mention> = code.strings().filter(|string| is_flag(&string.text)).collect();

@@ -48,6 +48,9 @@ impl Finding {
     }
 }
 
+/// Findings shown of each rule; after a dozen of one kind the rest says nothing new.
+const SHOWN: usize = 12;
+
 /// Every rule that needs nothing but the files.
 pub fn rules() -> Vec<Rule> {
     let mut rules = vec![
@@ -111,8 +114,11 @@ fn check(root: &Path, mode: Mode) -> Result<Report, Box<dyn std::error::Error>> 
         if !found.is_empty() {
             text.push_str(&format!("{name}: {why}\n"));
         }
-        for Finding { path, line, message } in found {
+        for Finding { path, line, message } in found.iter().take(SHOWN) {
             text.push_str(&format!("  {path}:{line}: {message}\n"));
+        }
+        if let Some(more) = found.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+            text.push_str(&format!("  ... and {more} more\n"));
         }
     };
     for rule in rules() {

@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use memchr::memmem::Finder;
+
 use super::scan::Scanner;
 use super::{Member, text};
 
@@ -102,6 +104,35 @@ pub fn member<'a>(raw: &'a [u8], key: &str) -> Option<&'a [u8]> {
         }
     }
     found
+}
+
+/// [`member`], found from the end of the text: what stands before it is searched but not parsed. Made for a short
+/// member behind a long answer. `quoted` finds the name in its quotes; a name spelled with escapes is not found.
+/// `raw` must be an object whose text ends where the object does.
+pub(crate) fn member_from_end<'a>(raw: &'a [u8], quoted: &Finder<'_>) -> Option<&'a [u8]> {
+    /// How many appearances of the name are tried, from the last one on.
+    const TRIES: usize = 8;
+    let mut found = [None; TRIES];
+    let mut count = 0;
+    for at in quoted.find_iter(raw) {
+        found[count % TRIES] = Some(at);
+        count += 1;
+    }
+    (0..count.min(TRIES)).find_map(|back| ending_with(raw, found[(count - 1 - back) % TRIES]?))
+}
+
+/// The value of the member whose name's quote is `at`, if the outermost object ends after it (and maybe others).
+fn ending_with(raw: &[u8], at: usize) -> Option<&[u8]> {
+    // the quotes may belong to two strings, or one of them to a string's text
+    if !matches!(raw[..at].trim_ascii_end().last(), Some(b'{' | b',')) {
+        return None;
+    }
+    let mut scan = Scanner::new(raw, usize::MAX);
+    scan.go_to(at);
+    let member = scan.next_member(true).ok()??;
+    while scan.next_member(false).ok()?.is_some() {}
+    scan.end().ok()?;
+    Some(&raw[member.value()])
 }
 
 /// A walk over one container. After broken text or the closing bracket it yields nothing more.

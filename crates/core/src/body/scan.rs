@@ -42,6 +42,11 @@ impl<'a> Scanner<'a> {
         self.at
     }
 
+    /// Takes up the text in the middle, where a member of the outermost object begins.
+    pub fn go_to(&mut self, at: usize) {
+        self.at = at;
+    }
+
     /// Goes behind the opening brace of a body.
     pub fn open_body(&mut self) -> Result<(), BodyError> {
         if self.text.starts_with(b"\xef\xbb\xbf") {

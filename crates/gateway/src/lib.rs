@@ -1,6 +1,8 @@
 //! baton-gateway
 
+pub mod clock;
 pub mod config;
+pub mod upstream;
 
 use std::process::ExitCode;
 

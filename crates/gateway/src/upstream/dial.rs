@@ -1,0 +1,106 @@
+//! Where a worker is, and a new connection to it.
+
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use baton_core::fleet::Worker;
+use http::HeaderValue;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use super::pool::Link;
+use super::stream::{Stream, Wire};
+use super::{LegBody, Lost};
+
+/// Silence after which the kernel asks whether the worker's host is still there.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// A worker's address, worked out once.
+#[derive(Debug)]
+pub struct Address {
+    /// `host:port`, as it is dialled.
+    dial: String,
+    /// For TLS: the name to verify.
+    tls: Option<String>,
+    pub host: HeaderValue,
+    /// Path that the worker's URL adds before every route; empty or `/x`.
+    pub prefix: String,
+    /// The worker's own key.
+    pub authorization: Option<HeaderValue>,
+}
+
+impl Address {
+    /// # Errors
+    /// What is wrong with the worker's URL or key.
+    pub fn of(worker: &Worker) -> Result<Address, Lost> {
+        let uri: http::Uri = worker.url.parse().map_err(Lost::before)?;
+        let https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(Lost::before("the worker's URL is neither http nor https")),
+        };
+        let authority = uri.authority().ok_or_else(|| Lost::before("the worker's URL has no host"))?;
+        let port = authority.port_u16().unwrap_or(if https { 443 } else { 80 });
+        let host = authority.host();
+        let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let key = worker.api_key.as_ref().map(|k| HeaderValue::try_from(format!("Bearer {}", k.reveal())));
+        let authorization = key.transpose().map_err(Lost::before)?.map(|mut v| {
+            v.set_sensitive(true);
+            v
+        });
+        Ok(Address {
+            dial: format!("{host}:{port}"),
+            tls: https.then_some(name),
+            host: HeaderValue::try_from(authority.as_str()).map_err(Lost::before)?,
+            prefix: uri.path().trim_end_matches('/').to_owned(),
+            authorization,
+        })
+    }
+
+    /// A fresh connection, within `timeout`.
+    pub async fn connect(&self, timeout: Duration) -> Result<Link, Lost> {
+        match tokio::time::timeout(timeout, self.open()).await {
+            Ok(Ok(link)) => Ok(link),
+            Ok(Err(e)) => Err(Lost::before(e)),
+            Err(_) => Err(Lost::before(format!("no connection within {} s", timeout.as_secs()))),
+        }
+    }
+
+    async fn open(&self) -> io::Result<Link> {
+        let tcp = TcpStream::connect(&self.dial).await?;
+        tcp.set_nodelay(true)?;
+        let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        socket2::SockRef::from(&tcp).set_tcp_keepalive(&keepalive)?;
+        let wire = match &self.tls {
+            None => Wire::Plain(tcp),
+            Some(name) => {
+                let name = ServerName::try_from(name.clone()).map_err(io::Error::other)?;
+                let connector = TlsConnector::from(tls_config());
+                Wire::Tls(Box::new(connector.connect(name, tcp).await?))
+            }
+        };
+        let heard = Arc::new(AtomicBool::new(false));
+        let io = TokioIo::new(Stream::new(wire, heard.clone()));
+        let (send, conn) = http1::Builder::new()
+            .max_buf_size(1 << 20)
+            .handshake::<_, LegBody>(io)
+            .await
+            .map_err(io::Error::other)?;
+        Ok(Link::new(send, conn, heard))
+    }
+}
+
+fn tls_config() -> Arc<ClientConfig> {
+    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    let make = || {
+        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+    };
+    CONFIG.get_or_init(make).clone()
+}

@@ -1,0 +1,36 @@
+//! Legs to the workers over HTTP/1.1.
+//!
+//! Each lane keeps a pool of its own for every worker, so a request takes no lock that another thread
+//! wants. A connection is not a task: it is polled by whoever uses it, in the same task as the client's
+//! connection, so a leg costs no wake-up between tasks, and dropping a leg closes its connection at once,
+//! which is what engines take for an abort.
+
+mod body;
+mod dial;
+mod leg;
+mod pool;
+mod stream;
+
+pub use body::LegBody;
+pub use leg::{Head, Leg, LegEvent, LegRequest, Want};
+pub use pool::{Pool, PoolRule};
+
+use std::fmt;
+
+/// Why a leg failed on the way.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    pub cause: String,
+    /// The worker may have got the request.
+    pub delivered: bool,
+}
+
+impl Lost {
+    fn before(cause: impl fmt::Display) -> Lost {
+        Lost { cause: cause.to_string(), delivered: false }
+    }
+
+    fn after(cause: impl fmt::Display) -> Lost {
+        Lost { cause: cause.to_string(), delivered: true }
+    }
+}

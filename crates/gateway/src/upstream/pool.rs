@@ -1,0 +1,155 @@
+//! Idle connections of one lane, by worker.
+//!
+//! A connection is offered again only while it is younger than the engines' own 5 s keep-alive and only
+//! after a look at the socket: one that the worker has closed meanwhile is dropped here, before a request
+//! is risked on it.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use baton_core::fleet::{Fleet, Seat, Worker};
+use baton_core::time::Instant;
+use hyper::client::conn::http1::{Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+
+use super::dial::Address;
+use super::stream::Stream;
+use super::{LegBody, Lost};
+
+/// One connection to a worker, with the machine that moves its bytes.
+pub struct Link {
+    pub(super) send: SendRequest<LegBody>,
+    conn: Option<Connection<TokioIo<Stream>, LegBody>>,
+    heard: Arc<AtomicBool>,
+    pub(super) reused: bool,
+}
+
+impl Link {
+    pub(super) fn new(
+        send: SendRequest<LegBody>,
+        conn: Connection<TokioIo<Stream>, LegBody>,
+        heard: Arc<AtomicBool>,
+    ) -> Link {
+        Link { send, conn: Some(conn), heard, reused: false }
+    }
+
+    /// Moves bytes. Ready with the reason once the connection is over.
+    pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
+        let Some(conn) = self.conn.as_mut() else { return Poll::Ready(None) };
+        match Pin::new(conn).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(end) => {
+                self.conn = None;
+                Poll::Ready(end.err())
+            }
+        }
+    }
+
+    /// Has the worker said anything since [`Link::listen`]?
+    pub(super) fn heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn listen(&self) {
+        self.heard.store(false, Ordering::Relaxed);
+    }
+
+    /// Open, and ready for a request?
+    fn fit(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.turn(&mut cx).is_pending() && self.send.is_ready()
+    }
+}
+
+/// How long and how many.
+#[derive(Clone, Debug)]
+pub struct PoolRule {
+    /// `None`: connections are kept until the worker closes them.
+    pub idle: Option<Duration>,
+    pub max_idle_per_worker: usize,
+    pub connect_timeout: Duration,
+}
+
+struct Desk {
+    worker: Arc<Worker>,
+    address: Arc<Address>,
+    idle: Vec<(Box<Link>, Instant)>,
+}
+
+/// The idle connections of one lane.
+pub struct Pool {
+    rule: PoolRule,
+    desks: Mutex<HashMap<u32, Desk>>,
+}
+
+impl Pool {
+    pub fn new(rule: PoolRule) -> Pool {
+        Pool { rule, desks: Mutex::default() }
+    }
+
+    pub fn connect_timeout(&self) -> Duration {
+        self.rule.connect_timeout
+    }
+
+    /// The worker's address.
+    pub(super) fn address(&self, seat: &Seat) -> Result<Arc<Address>, Lost> {
+        let mut desks = self.lock();
+        if let Some(desk) = desks.get(&seat.slot).filter(|d| Arc::ptr_eq(&d.worker, &seat.worker)) {
+            return Ok(desk.address.clone());
+        }
+        let address = Arc::new(Address::of(&seat.worker)?);
+        let desk = Desk { worker: seat.worker.clone(), address: address.clone(), idle: Vec::new() };
+        desks.insert(seat.slot, desk);
+        Ok(address)
+    }
+
+    /// The youngest idle connection that is still open.
+    pub(super) fn take(&self, slot: u32, now: Instant) -> Option<Box<Link>> {
+        loop {
+            let (mut link, since) = self.lock().get_mut(&slot)?.idle.pop()?;
+            if self.rule.idle.is_some_and(|idle| now.since(since) >= idle) {
+                // The ones below are older still.
+                if let Some(desk) = self.lock().get_mut(&slot) {
+                    desk.idle.clear();
+                }
+                return None;
+            }
+            if link.fit() {
+                link.reused = true;
+                return Some(link);
+            }
+        }
+    }
+
+    /// Keeps a connection whose answer has ended, if it can serve again.
+    pub(super) fn give(&self, slot: u32, mut link: Box<Link>, now: Instant) {
+        if !link.fit() {
+            return;
+        }
+        if let Some(desk) =
+            self.lock().get_mut(&slot).filter(|d| d.idle.len() < self.rule.max_idle_per_worker)
+        {
+            desk.idle.push((link, now));
+        }
+    }
+
+    /// Closes what is too old or dead, forgets workers that left.
+    pub fn sweep(&self, fleet: &Fleet, now: Instant) {
+        let mut desks = self.lock();
+        desks.retain(|slot, _| fleet.seat(*slot).is_some());
+        for desk in desks.values_mut() {
+            desk.idle.retain_mut(|(link, since)| {
+                self.rule.idle.is_none_or(|idle| now.since(*since) < idle) && link.fit()
+            });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Desk>> {
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

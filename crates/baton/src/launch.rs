@@ -13,21 +13,23 @@ const REFUSED: u8 = 2;
 
 const EXAMPLES: &str = "\
 Examples:
-  Two SGLang legs, the prefill worker's bootstrap server on port 8998:
-    baton launch --pd-disaggregation --prefill http://10.0.0.1:8000 8998 --decode http://10.0.0.2:8000
+  SGLang legs, the prefill worker's bootstrap server on port 8998:
+    baton launch --pd-disaggregation --prefill http://p:8000 8998 --decode http://d:8000
 
   vLLM legs that are added later with POST /workers:
     baton launch --pd-disaggregation --port 8080
 
-  Settings from a file, with one changed:
+  Settings from a file, one of them changed:
     baton launch --config baton.yaml --log-level debug
 
-  What would be run, and why:
+  What would be run, and where each value comes from:
     baton check --config baton.yaml
 
-A flag wins over the environment, that over the file. Every flag can be given as an environment variable: --log-level
-is BATON_LOG_LEVEL. docs/flags.md lists all flags, also SMG's that are read and have no effect yet; docs/config.md has
-the file.";
+A flag wins over the environment, that over the file, that over the default.
+Every flag is also an environment variable: --log-level is BATON_LOG_LEVEL.
+
+docs/flags.md lists all flags, also those of SMG that are read and have no
+effect yet, and those that are left out. docs/config.md has the file.";
 
 /// The arguments of `launch` and `check`: the table of settings.
 pub struct LaunchArgs(ArgMatches);

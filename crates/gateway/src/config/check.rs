@@ -154,11 +154,7 @@ pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
         if let Effect::Refused(part) = setting.note.effect
             && setting.value(config) != setting.value(&base)
         {
-            refusals.push(format!(
-                "--{} asks for {part}, which is not served yet ({})",
-                setting.flag,
-                sources.of(setting.flag)
-            ));
+            refusals.push(format!("{} asks for {part}, which is not served yet", sources.name(setting.flag)));
         }
     }
     let policies = [
@@ -169,9 +165,9 @@ pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
     for (flag, policy) in policies {
         if let Some(policy) = policy.filter(|policy| !served(*policy)) {
             refusals.push(format!(
-                "--{flag} {} is not served yet ({}): use least_load, power_of_two, round_robin or random",
+                "{} {} is not served yet: use least_load, power_of_two, round_robin or random",
+                sources.name(flag),
                 policy.as_str(),
-                sources.of(flag),
             ));
         }
     }
@@ -198,18 +194,18 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
         if let Effect::Later(part) = setting.note.effect
             && setting.value(config) != setting.value(&base)
         {
-            warnings.push(format!("--{} has no effect yet: it belongs to {part}", setting.flag));
+            warnings.push(format!("{} has no effect yet: it belongs to {part}", sources.name(setting.flag)));
         }
     }
     let workers = &config.workers;
     if !workers.pd_disaggregation && !workers.epd_disaggregation {
         for flag in ["prefill", "decode", "prefill-policy", "decode-policy"] {
             if sources.given(flag) {
-                warnings.push(format!("--{flag} is ignored without --pd-disaggregation"));
+                warnings.push(format!("{} is ignored without --pd-disaggregation", sources.name(flag)));
             }
         }
     } else if sources.given("worker-urls") {
-        warnings.push("--worker-urls is ignored with --pd-disaggregation".into());
+        warnings.push(format!("{} is ignored with --pd-disaggregation", sources.name("worker-urls")));
     }
     warnings
 }

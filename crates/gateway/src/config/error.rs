@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::setting::Setting;
+use super::setting::{Setting, Shape};
 use super::{Given, Source};
 
 /// Why there is no configuration.
@@ -20,7 +20,7 @@ pub enum ConfigError {
     UnknownKey { source: Source, key: String, hint: Option<String> },
     /// The file cannot be read, or is not YAML of the expected form.
     File { path: String, line: Option<usize>, reason: String },
-    /// A value that cannot be read.
+    /// A value that cannot be read; the value is empty where it is not to be shown.
     BadValue { source: Source, setting: &'static str, value: String, reason: String },
     /// Values that cannot stand together.
     Conflict(String),
@@ -30,7 +30,11 @@ pub enum ConfigError {
 
 impl ConfigError {
     pub(super) fn bad_value(setting: &'static Setting, given: &Given, reason: String) -> ConfigError {
-        let value = if setting.secret { "********".into() } else { given.items.join(" ") };
+        // Of a list, the reason names the item; a secret stays one.
+        let value = match (&setting.shape, given.items.as_slice()) {
+            (Shape::Switch | Shape::One | Shape::Word(_), [item]) if !setting.secret => item.clone(),
+            _ => String::new(),
+        };
         ConfigError::BadValue { source: given.source.clone(), setting: setting.flag, value, reason }
     }
 }
@@ -56,14 +60,11 @@ impl fmt::Display for ConfigError {
             }
             ConfigError::File { path, line: Some(line), reason } => write!(f, "{path}:{line}: {reason}"),
             ConfigError::File { path, line: None, reason } => write!(f, "{path}: {reason}"),
-            ConfigError::BadValue { source: Source::Flag(flag), value, reason, .. } => {
-                write!(f, "--{flag} {value}: {reason}")
-            }
-            ConfigError::BadValue { source: Source::Environment(name), value, reason, .. } => {
-                write!(f, "environment {name}={value}: {reason}")
+            ConfigError::BadValue { source, setting, value, reason } if value.is_empty() => {
+                write!(f, "{}: {reason}", source.name(setting))
             }
             ConfigError::BadValue { source, setting, value, reason } => {
-                write!(f, "{source}: {} {value}: {reason}", setting.replace('-', "_"))
+                write!(f, "{} {value}: {reason}", source.name(setting))
             }
             ConfigError::Conflict(reason) => f.write_str(reason),
             ConfigError::Usage(text) => f.write_str(text),

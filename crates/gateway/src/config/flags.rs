@@ -35,7 +35,10 @@ fn flag(setting: &'static Setting) -> Arg {
     match setting.shape {
         Shape::Switch => arg.num_args(0..=1).default_missing_value("true"),
         Shape::One => arg.allow_negative_numbers(true),
-        Shape::Word(words) => arg.value_parser(PossibleValuesParser::new(words.iter().copied())),
+        Shape::Word(words) => arg
+            .value_parser(PossibleValuesParser::new(words.iter().copied()))
+            // The long lists are those of policies, most of which are not served.
+            .hide_possible_values(words.len() > 5),
         Shape::List | Shape::Pairs => arg.num_args(0..).action(ArgAction::Append),
         Shape::Leg => arg.num_args(1..=2).value_names(["URL", "PORT"]).action(ArgAction::Append),
     }

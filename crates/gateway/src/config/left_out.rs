@@ -1,7 +1,6 @@
 //! Flags that SMG has and Baton leaves out, and why.
 
 /// One part of SMG that is no part of Baton.
-#[allow(dead_code)]
 pub(super) struct LeftOut {
     pub part: &'static str,
     pub reason: &'static str,

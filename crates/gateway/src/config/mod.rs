@@ -17,6 +17,8 @@ mod left_out;
 pub mod page;
 mod print;
 pub mod setting;
+#[cfg(test)]
+mod tests;
 mod value;
 
 use std::collections::BTreeMap;
@@ -96,6 +98,17 @@ pub enum Source {
     File { path: String, line: usize },
 }
 
+impl Source {
+    /// How a message names the setting of this flag as it was written: `--port`, `BATON_PORT`, `baton.yaml:3: port`.
+    fn name(&self, flag: &str) -> String {
+        match self {
+            Source::Default | Source::Flag(_) => format!("--{flag}"),
+            Source::Environment(name) => name.clone(),
+            Source::File { path, line } => format!("{path}:{line}: {}", flag.replace('-', "_")),
+        }
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,6 +134,10 @@ impl Sources {
     /// Where the value of this flag (without dashes) comes from.
     pub fn of(&self, flag: &str) -> Source {
         self.0.get(flag).cloned().unwrap_or(Source::Default)
+    }
+
+    fn name(&self, flag: &str) -> String {
+        self.of(flag).name(flag)
     }
 
     fn given(&self, flag: &str) -> bool {

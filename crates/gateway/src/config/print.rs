@@ -25,7 +25,9 @@ pub(super) fn yaml(config: &Config, sources: &Sources) -> String {
             section = setting.group;
             text += &format!("{section}:\n");
         }
-        let (key, source) = (setting.key(), sources.of(setting.flag));
+        let key = setting.key();
+        // A path with a line break must not end the comment.
+        let source = sources.of(setting.flag).to_string().replace(['\n', '\r'], " ");
         // Writing to a String cannot fail.
         let _ = match setting.value(config) {
             Value::Array(items) if !items.is_empty() => {

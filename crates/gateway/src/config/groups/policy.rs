@@ -21,7 +21,7 @@ const OVERLOAD: &str = "overload protection";
 group! {
     /// Which worker gets a leg.
     "Policy" policy: Policy {
-        /// Policy of every leg that has none of its own. SMG's default cache_aware is not served yet.
+        /// Policy of every leg that has none of its own: least_load, power_of_two, round_robin or random are served.
         default: PolicyName = PolicyName::LeastLoad, one_of("POLICY"), "policy";
         /// Policy of the prefill leg; unset: --policy.
         prefill: Option<PolicyName> = None, maybe_one_of("POLICY"), "prefill-policy";

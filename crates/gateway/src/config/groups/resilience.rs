@@ -1,6 +1,6 @@
 //! Who gets in, and what happens when something fails.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use super::at_least_one32;
@@ -21,7 +21,7 @@ group! {
         /// Longest time a request may wait for its turn.
         queue_timeout: Duration = Duration::from_secs(60), SECS_OR_ZERO, "queue-timeout-secs", NOTE.later(QUEUE);
         /// Requests admitted per second; unset or 0: no bound.
-        rate_limit_requests_per_second: Option<usize> = None, MAYBE_COUNT, "rate-limit-tokens-per-second", NOTE.later(QUEUE);
+        rate_limit_requests_per_second: Option<NonZeroUsize> = None, COUNT_OR_OFF, "rate-limit-tokens-per-second", NOTE.later(QUEUE);
         /// Requests at once on each prefill worker; 0 or less: no bound.
         prefill_max_inflight_per_worker: Option<NonZeroU32> = None, INFLIGHT_WINDOW,
             "prefill-max-inflight-requests-per-worker", NOTE.later(WINDOW);

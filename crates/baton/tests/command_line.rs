@@ -1,0 +1,85 @@
+//! The command line of the binary: exit codes, streams, help, completions.
+#![allow(clippy::unwrap_used, reason = "helpers of a test crate are not seen as tests")]
+
+use std::process::{Command, Output};
+
+fn baton(line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.args(line.split_whitespace()).env_clear().output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn a_refused_command_line_is_one_line_on_stderr_and_exit_code_2() {
+    let cases = [
+        ("launch --prot 1", "error: unknown flag --prot: did you mean --port?\n"),
+        ("start --port 0", "error: --port 0: must be a port between 1 and 65535\n"),
+        ("check --port", "error: --port needs a value\n"),
+        (
+            "--oracle-dsn x",
+            "error: --oracle-dsn is not part of Baton (conversations are not stored): see docs/flags.md\n",
+        ),
+        (
+            "launch --policy manual",
+            "error: --policy manual is not served yet: use least_load, power_of_two, round_robin or random\n",
+        ),
+    ];
+    for (line, message) in cases {
+        let output = baton(line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert_eq!(text(&output.stderr), message, "{line}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn check_prints_the_configuration_and_what_is_missing() {
+    let output = baton("check --port 8080 --max-tree-size 5");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("  port: 8080 # flag --port\n"));
+    assert!(text(&output.stderr).starts_with("warning: --max-tree-size has no effect yet"));
+
+    let output = baton("check --service-discovery --selector a=b");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stdout).contains("  service_discovery: true # flag --service-discovery\n"));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr
+            .ends_with("error: --service-discovery asks for Kubernetes discovery, which is not served yet\n"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn help_is_grouped_and_has_examples() {
+    for line in ["launch --help", "launch -h", "check --help", "help launch"] {
+        let output = baton(line);
+        assert_eq!(output.status.code(), Some(0), "{line}");
+        let help = text(&output.stdout);
+        for part in [
+            "\nWorkers:\n",
+            "\nHealth checks:\n",
+            "[default: 30000]",
+            "\nExamples:\n",
+            "--prefill <URL> [PORT]",
+        ] {
+            assert!(help.contains(part), "{line}: {part:?} is missing in\n{help}");
+        }
+        assert!(!help.contains("--max-tree-size"), "{line}: shows what has no effect yet");
+        assert!(!help.contains('\u{1b}'), "{line}: is coloured in a pipe");
+    }
+    assert_eq!(baton("--version").status.code(), Some(0));
+    assert_eq!(baton("--help").status.code(), Some(0));
+}
+
+#[test]
+fn completions_know_the_flags() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = baton(&format!("completions {shell}"));
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        assert!(text(&output.stdout).contains("pd-disaggregation"), "{shell}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Which of several places wins, and how it is named.
+
+use super::super::Source;
+use super::{Scratch, load, load_with};
+
+#[test]
+fn flag_over_environment_over_file_over_default() {
+    let file = Scratch::new(
+        "precedence",
+        "server:\n  port: 1\nlog:\n  log_level: debug\nretry:\n  disable_retries: true\n",
+    );
+    let line = format!("--config {}", file.path());
+    let at = |line| Source::File { path: file.path().into(), line };
+
+    let loaded = load(&line).unwrap();
+    assert_eq!(loaded.config.server.port, 1);
+    assert_eq!(loaded.sources.of("port"), at(2));
+    assert_eq!(loaded.sources.of("log-level"), at(4));
+    assert_eq!(loaded.sources.of("host"), Source::Default);
+
+    let loaded = load_with(&line, &[("BATON_PORT", "2")]).unwrap();
+    assert_eq!(loaded.config.server.port, 2);
+    assert_eq!(loaded.sources.of("port"), Source::Environment("BATON_PORT".into()));
+
+    let loaded =
+        load_with(&format!("{line} --port 3 --disable-retries=false"), &[("BATON_PORT", "2")]).unwrap();
+    assert_eq!(loaded.config.server.port, 3);
+    assert_eq!(loaded.sources.of("port"), Source::Flag("port"));
+    assert!(!loaded.config.retry.disabled);
+}
+
+#[test]
+fn a_printed_configuration_names_each_source_and_reads_back() {
+    let file =
+        Scratch::new("printed", "limits:\n  max_connections: 9\ntimeouts:\n  connect_timeout_secs: 0.25\n");
+    let line = format!(
+        "--config {} --pd-disaggregation --prefill http://a:1 8998 --prefill http://b:1 --decode http://c:1 \
+         --cors-allowed-origins * --log-filter info,baton=debug --selector app=llm tier=a",
+        file.path()
+    );
+    let loaded = load_with(&line, &[("BATON_HOST", "::"), ("RUST_LOG", "warn")]).unwrap();
+    let yaml = loaded.to_yaml();
+    for expected in [
+        "  host: \"::\" # environment BATON_HOST\n".to_owned(),
+        "  port: 30000 # default\n".to_owned(),
+        "  prefill: # flag --prefill\n    - \"http://a:1 8998\"\n    - http://b:1\n".to_owned(),
+        format!("  max_connections: 9 # {}:2\n", file.path()),
+        format!("  connect_timeout_secs: 0.25 # {}:4\n", file.path()),
+        "  log_filter: \"info,baton=debug\" # flag --log-filter\n".to_owned(),
+        "  worker_threads: null".replace("worker", "runtime_worker"),
+    ] {
+        assert!(yaml.contains(&expected), "{expected:?} is not in\n{yaml}");
+    }
+    let again = Scratch::new("read-back", &yaml);
+    assert_eq!(load(&format!("--config {}", again.path())).unwrap().config, loaded.config);
+}
+
+#[test]
+fn environment_lists_switches_and_foreign_names() {
+    let env = [
+        ("BATON_PD_DISAGGREGATION", "yes"),
+        ("BATON_PREFILL", "http://a:1 8998, http://b:1 none"),
+        ("BATON_DECODE", "http://c:1,http://d:1"),
+        ("BATON_CACHE_BOUNDARIES", "1 2,3"),
+        ("RUST_LOG", "debug"),
+        ("BATON_LOG_JSON", ""),
+        // A Kubernetes service called `baton` sets this in every pod of its namespace.
+        ("BATON_PORT", "tcp://10.0.0.1:30000"),
+    ];
+    let loaded = load_with("", &env).unwrap();
+    let workers = &loaded.config.workers;
+    let legs: Vec<String> = workers.prefill.iter().map(ToString::to_string).collect();
+    assert_eq!(legs, ["http://a:1 8998", "http://b:1"]);
+    assert_eq!(workers.decode.len(), 2);
+    assert!(workers.pd_disaggregation && !loaded.config.log.json);
+    assert_eq!(loaded.config.affinity.cache_boundaries, [1, 2, 3]);
+    assert_eq!(loaded.config.server.port, 30000);
+    assert_eq!(loaded.config.log.filter.as_deref(), Some("debug"));
+    assert_eq!(loaded.sources.of("log-filter"), Source::Environment("RUST_LOG".into()));
+    assert_eq!(
+        load_with("", &[("BATON_PORT", "x")]).unwrap_err().to_string(),
+        "BATON_PORT x: must be a port between 1 and 65535"
+    );
+}
+
+#[test]
+fn the_file_may_be_named_by_the_environment() {
+    let file = Scratch::new("by-env", "server: {port: 4}\n");
+    assert_eq!(load_with("", &[("BATON_CONFIG", file.path())]).unwrap().config.server.port, 4);
+    assert_eq!(load_with("", &[("BATON_CONFIG", "")]).unwrap().config.server.port, 30000);
+}
+
+#[test]
+fn described_as_json() {
+    let described = load("--port 5 --prefill http://a:1 9").unwrap().config.describe();
+    assert_eq!(described["server"]["port"], 5);
+    assert_eq!(described["workers"]["prefill"][0], "http://a:1 9");
+    assert_eq!(described["timeouts"]["upstream_pool_idle_timeout_secs"], 3);
+    assert_eq!(described["auth"]["api_key"], serde_json::Value::Null);
+}

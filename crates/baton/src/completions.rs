@@ -1,6 +1,5 @@
 //! `baton completions`.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -15,9 +14,5 @@ pub struct CompletionsArgs {
 pub fn run(args: CompletionsArgs) -> ExitCode {
     let mut script = Vec::new();
     generate(args.shell, &mut crate::Cli::command(), "baton", &mut script);
-    // A reader that has seen enough and closed the pipe is no failure of ours.
-    match io::stdout().write_all(&script) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        _ => ExitCode::SUCCESS,
-    }
+    crate::launch::print(&script)
 }

@@ -1,9 +1,10 @@
 //! `baton launch` and `baton check`.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anstream::{eprintln, print};
+use anstream::eprintln;
 use anstyle::{AnsiColor, Style};
 use baton_gateway::config::{Config, ConfigError, Loaded, flags};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -72,11 +73,20 @@ pub fn check(args: LaunchArgs) -> ExitCode {
         Ok(loaded) => loaded,
         Err(error) => return refuse(&error.to_string()),
     };
-    print!("{}", loaded.to_yaml());
+    let printed = print(loaded.to_yaml().as_bytes());
     warn(&loaded);
     match loaded.refusals().as_slice() {
-        [] => ExitCode::SUCCESS,
+        [] => printed,
         refusals => refuse(&refusals.join("\n")),
+    }
+}
+
+/// Writes a whole text to standard output.
+pub fn print(text: &[u8]) -> ExitCode {
+    // A reader that has seen enough and closed the pipe is no failure of ours.
+    match io::stdout().write_all(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
     }
 }
 

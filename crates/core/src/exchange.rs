@@ -153,10 +153,11 @@ pub enum Action {
 }
 
 /// How an exchange ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Outcome {
     Served,
     /// Answered with an error.
+    #[default]
     Failed,
     /// The answer had begun and was cut.
     Cut,
@@ -164,6 +165,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub const ALL: [Outcome; 4] = [Outcome::Served, Outcome::Failed, Outcome::Cut, Outcome::ClientGone];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Outcome::Served => "served",

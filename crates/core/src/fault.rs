@@ -166,6 +166,18 @@ impl Fault {
         if safe { Retry::Safe } else { Retry::Never }
     }
 
+    /// The leg that the fault speaks of. `None`: no worker had a part in it.
+    pub fn leg(&self) -> Option<LegName> {
+        match self {
+            Fault::NoWorker { leg, .. }
+            | Fault::Refused { leg, .. }
+            | Fault::Unreachable { leg, .. }
+            | Fault::Broken { leg, .. }
+            | Fault::Deadline { leg, .. } => Some(*leg),
+            _ => None,
+        }
+    }
+
     /// What the fault says about the worker of `leg`.
     pub fn verdict(&self, leg: LegName) -> Verdict {
         match self {

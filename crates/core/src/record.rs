@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::ask::Api;
 use crate::exchange::Outcome;
+use crate::fault::{Fault, LegName};
 use crate::fleet::{Engine, Worker};
 use crate::sse::Usage;
 use crate::time::{Duration, Instant};
@@ -63,14 +64,26 @@ pub struct Moments {
 }
 
 /// One failed attempt before the last.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Retried {
     pub code: &'static str,
+    /// How long the next attempt waited.
     pub wait: Duration,
+    /// The leg that failed.
+    pub leg: Option<LegName>,
+    pub prefill: Option<Arc<Worker>>,
+    pub decode: Option<Arc<Worker>>,
+}
+
+impl Retried {
+    /// The attempt on these workers that `fault` ended.
+    pub fn new(fault: &Fault, prefill: Option<Arc<Worker>>, decode: Option<Arc<Worker>>) -> Retried {
+        Retried { code: fault.code(), wait: Duration::ZERO, leg: fault.leg(), prefill, decode }
+    }
 }
 
 /// One exchange, told once, at its end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Record {
     pub request_id: String,
     pub api: Option<Api>,
@@ -85,6 +98,8 @@ pub struct Record {
     pub code: Option<&'static str>,
     /// The fault in words, for the log.
     pub error: Option<String>,
+    /// The leg that failed.
+    pub leg: Option<LegName>,
     pub prefill: Option<Arc<Worker>>,
     pub decode: Option<Arc<Worker>>,
     /// `regular` or `pd`: SMG's `backend_type`.
@@ -101,4 +116,13 @@ pub struct Record {
     pub request_bytes: u64,
     pub answer_bytes: u64,
     pub usage: Option<Usage>,
+}
+
+impl Record {
+    /// The exchange ended with `fault`: code, words and leg. `status` stays what the client got.
+    pub fn blame(&mut self, fault: &Fault) {
+        self.code = Some(fault.code());
+        self.error = Some(fault.answer().message);
+        self.leg = fault.leg();
+    }
 }

@@ -101,7 +101,8 @@ pub struct Failure {
     pub delivered: bool,
 }
 
-/// What happened.
+/// What happened. Legs are those of the attempt under way: what an earlier one still had to say must not
+/// be reported.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The request was admitted.
@@ -113,7 +114,7 @@ pub enum Event {
     Head(Leg),
     /// The prefill leg of a plan in turn has answered in full.
     Answered(Handed),
-    /// A leg's body ended as it should.
+    /// A leg's body ended as it should: the decode's after `Start`, the prefill's of a plan that sends both.
     Ended(Leg),
     Failed(Failure),
     ClientGone,
@@ -323,7 +324,7 @@ impl Exchange {
     }
 
     fn answered(&mut self, handed: Handed, dice: &mut Dice, todo: &mut Actions) {
-        if self.course.order != Order::InTurn || self.decode != LegState::Idle {
+        if self.course.order != Order::InTurn || !self.in_flight(Leg::Prefill) {
             return;
         }
         match handed {
@@ -340,7 +341,8 @@ impl Exchange {
     }
 
     fn ended(&mut self, leg: Leg, todo: &mut Actions) {
-        if leg == Leg::Prefill && matches!(self.prefill, LegState::Sent | LegState::Head) {
+        // In turn a prefill ends with `Answered`, which says what it was worth.
+        if leg == Leg::Prefill && self.course.order == Order::Together && self.in_flight(leg) {
             self.close(Leg::Prefill, Verdict::Good, todo);
             self.try_start(todo);
         }
@@ -357,7 +359,7 @@ impl Exchange {
         }
         self.phase = Phase::Relaying;
         todo.push(Action::Start);
-        if matches!(self.prefill, LegState::Sent | LegState::Head) {
+        if self.in_flight(Leg::Prefill) {
             // Closing it would abort the KV transfer that the decode is living on.
             self.prefill = LegState::Over;
             self.leased[Leg::Prefill as usize] = false;
@@ -367,7 +369,7 @@ impl Exchange {
 
     fn failed(&mut self, failure: Failure, dice: &mut Dice, todo: &mut Actions) {
         let Failure { leg, fault, delivered } = failure;
-        if !matches!(self.state(leg), LegState::Sent | LegState::Head) {
+        if !self.in_flight(leg) {
             return;
         }
         self.close(leg, fault.verdict(self.course.name(leg)), todo);
@@ -390,13 +392,13 @@ impl Exchange {
     /// Ends the exchange from outside: the client left (no fault), its time is over, the gateway stops.
     fn end(&mut self, fault: Option<Fault>, todo: &mut Actions) {
         let started = self.phase == Phase::Relaying;
-        if let Some(Fault::Deadline { leg, .. }) = fault {
-            let waited = if leg == LegName::Prefill { Leg::Prefill } else { Leg::Decode };
-            // A head that came says that the worker lives; a long answer is not its fault.
-            if self.state(waited) == LegState::Sent {
-                todo.push(Action::Cancel(waited));
-                self.close(waited, Verdict::Bad, todo);
-            }
+        if let Some(Fault::Deadline { .. }) = fault
+            && let Some(silent) = self.silent()
+        {
+            todo.push(Action::Cancel(silent));
+            self.close(silent, Verdict::Bad, todo);
+            // A decode that was sent may have got the hand-off.
+            self.handed = false;
         }
         self.drop_legs(todo);
         match fault {
@@ -411,12 +413,12 @@ impl Exchange {
 
     /// Ends every leg in flight by the plan's abort rule, releases KV that nobody will fetch.
     fn drop_legs(&mut self, todo: &mut Actions) {
-        if matches!(self.decode, LegState::Sent | LegState::Head) {
+        if self.in_flight(Leg::Decode) {
             todo.push(Action::Cancel(Leg::Decode));
             self.close(Leg::Decode, Verdict::Mute, todo);
             self.handed = false;
         }
-        if matches!(self.prefill, LegState::Sent | LegState::Head) {
+        if self.in_flight(Leg::Prefill) {
             match self.course.prefill_abort {
                 Abort::Cancel => {
                     todo.push(Action::Cancel(Leg::Prefill));
@@ -466,10 +468,22 @@ impl Exchange {
         todo.push(Action::Settle(outcome));
     }
 
-    fn state(&self, leg: Leg) -> LegState {
-        match leg {
+    fn in_flight(&self, leg: Leg) -> bool {
+        let state = match leg {
             Leg::Prefill => self.prefill,
             Leg::Decode => self.decode,
+        };
+        matches!(state, LegState::Sent | LegState::Head)
+    }
+
+    /// The one leg that has given no sign of life. A head says that the worker lives: a long answer is not
+    /// its fault. Of two silent legs neither is blamed: each may be waiting for the other.
+    fn silent(&self) -> Option<Leg> {
+        match (self.prefill, self.decode) {
+            (LegState::Sent, LegState::Sent) => None,
+            (LegState::Sent, _) => Some(Leg::Prefill),
+            (_, LegState::Sent) => Some(Leg::Decode),
+            _ => None,
         }
     }
 

@@ -184,6 +184,9 @@ impl Fault {
             Fault::Refused { leg: l, refusal } if *l == leg => match refusal.outward() {
                 _ if refusal.is_push_back() => Verdict::Mute,
                 500 | 502 | 503 | 504 => Verdict::Bad,
+                // A client's mistake counts neither way: it must not clear a row of failures, nor close a
+                // half-open breaker.
+                400..500 => Verdict::Mute,
                 _ => Verdict::Good,
             },
             Fault::Unreachable { leg: l, .. } | Fault::Broken { leg: l, .. } if *l == leg => Verdict::Bad,
@@ -502,8 +505,8 @@ mod tests {
     #[test]
     fn only_faults_of_the_worker_count() {
         for (status, retry_after, verdict) in [
-            (400, None, Verdict::Good),
-            (408, None, Verdict::Good),
+            (400, None, Verdict::Mute),
+            (408, None, Verdict::Mute),
             (429, None, Verdict::Mute),
             (503, Some("1"), Verdict::Mute),
             (503, None, Verdict::Bad),

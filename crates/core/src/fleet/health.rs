@@ -1,7 +1,8 @@
 //! Is this worker well, as its health endpoint tells?
 //!
 //! pending -> ready after enough good probes, or failed after ten times the failure threshold;
-//! ready -> not_ready after the failure threshold; not_ready -> ready, or failed; failed -> ready
+//! ready -> not_ready after the failure threshold; not_ready -> ready, or failed after three times as many
+//! more; failed -> ready
 //! (SMG 1.13).
 
 /// SMG's names of a worker's state, as `GET /workers` shows them.
@@ -79,16 +80,18 @@ impl Health {
             self.bad_in_a_row = self.bad_in_a_row.saturating_add(1);
             self.good_in_a_row = 0;
         }
-        let far = rule.failure_threshold.saturating_mul(10);
+        let never_up = rule.failure_threshold.saturating_mul(10);
+        // SMG 1.13 with threshold 3: not_ready after 3 bad probes, failed after 9 more.
+        let long_down = rule.failure_threshold.saturating_mul(4);
         let next = match self.status {
             Status::Pending | Status::NotReady | Status::Failed
                 if self.good_in_a_row >= rule.success_threshold =>
             {
                 Status::Ready
             }
-            Status::Pending if self.bad_in_a_row >= far => Status::Failed,
+            Status::Pending if self.bad_in_a_row >= never_up => Status::Failed,
             Status::Ready if self.bad_in_a_row >= rule.failure_threshold => Status::NotReady,
-            Status::NotReady if self.bad_in_a_row >= far => Status::Failed,
+            Status::NotReady if self.bad_in_a_row >= long_down => Status::Failed,
             same => same,
         };
         (next != self.status).then(|| {
@@ -113,7 +116,9 @@ mod tests {
         assert_eq!(run("+-++"), ["ready"]);
         assert_eq!(run("++---"), ["ready", "not_ready"]);
         assert_eq!(run("++--+--"), ["ready"]);
-        assert_eq!(run(&format!("++{}", "-".repeat(30))), ["ready", "not_ready", "failed"]);
+        assert_eq!(run(&format!("++{}", "-".repeat(11))), ["ready", "not_ready"]);
+        assert_eq!(run(&format!("++{}", "-".repeat(12))), ["ready", "not_ready", "failed"]);
+        assert!(run(&"-".repeat(29)).is_empty());
         assert_eq!(run(&format!("{}++", "-".repeat(30))), ["failed", "ready"]);
     }
 }

@@ -9,6 +9,7 @@
 
 mod legwise;
 mod policy;
+mod turns;
 
 use std::sync::Arc;
 

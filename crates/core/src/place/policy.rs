@@ -1,9 +1,9 @@
 //! One leg's choice among candidates that are all fit to serve.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Taken;
+use super::turns::Turns;
 use crate::dice::Dice;
 use crate::fleet::Seat;
 
@@ -30,7 +30,7 @@ impl PolicyName {
 /// One leg's policy with its own state.
 #[derive(Debug)]
 pub enum Policy {
-    RoundRobin { next: AtomicUsize },
+    RoundRobin(Turns),
     Random,
     PowerOfTwo,
     LeastLoad,
@@ -43,7 +43,7 @@ const TRIES: usize = 64;
 impl Policy {
     pub fn new(name: PolicyName) -> Policy {
         match name {
-            PolicyName::RoundRobin => Policy::RoundRobin { next: AtomicUsize::new(0) },
+            PolicyName::RoundRobin => Policy::RoundRobin(Turns::default()),
             PolicyName::Random => Policy::Random,
             PolicyName::PowerOfTwo => Policy::PowerOfTwo,
             PolicyName::LeastLoad => Policy::LeastLoad,
@@ -52,7 +52,7 @@ impl Policy {
 
     pub fn name(&self) -> PolicyName {
         match self {
-            Policy::RoundRobin { .. } => PolicyName::RoundRobin,
+            Policy::RoundRobin(_) => PolicyName::RoundRobin,
             Policy::Random => PolicyName::Random,
             Policy::PowerOfTwo => PolicyName::PowerOfTwo,
             Policy::LeastLoad => PolicyName::LeastLoad,
@@ -86,7 +86,7 @@ impl Policy {
             return None;
         }
         match self {
-            Policy::RoundRobin { next } => Some((candidates[next.fetch_add(1, Ordering::Relaxed) % n], None)),
+            Policy::RoundRobin(turns) => Some((candidates[turns.next(candidates)], None)),
             Policy::Random => Some((candidates[dice.below(n)], None)),
             Policy::PowerOfTwo if n > 1 => {
                 let a = dice.below(n);

@@ -89,6 +89,7 @@ pub struct Ask {
     pub echoes: bool,
     pub cap: Cap,
     pub max_tokens: Option<u64>,
+    pub min_tokens: Option<u64>,
     /// Members of the body that a one-token leg must lose or change, if they are there.
     pub has: Has,
     /// Takes the gateway's own members off a client's body.
@@ -134,6 +135,9 @@ const EDITED: [&str; 7] = [
     "max_output_tokens",
 ];
 
+/// Most samples, and most prompts, of one request: SGLang's hand-off needs a room for each.
+pub const ANSWERS_MAX: u32 = 4096;
+
 /// Longest model name taken, in bytes.
 const MODEL_MAX: usize = 512;
 
@@ -153,6 +157,7 @@ impl Ask {
             echoes: false,
             cap: if api == Api::Responses { Cap::MaxOutputTokens } else { Cap::MaxTokens },
             max_tokens: None,
+            min_tokens: None,
             has: Has::default(),
             strip: SmallVec::new(),
             size: body.len(),
@@ -185,11 +190,13 @@ impl Ask {
             "n" => {
                 self.has.n = true;
                 let n = optional(value, scalar::as_u64, "n", "a positive integer")?.unwrap_or(1);
-                self.n = u32::try_from(n)
-                    .map_err(|_| Fault::InvalidType { param: "n", expected: "a positive integer" })?;
+                self.n = samples(n, "n")?;
             }
-            "stream_options" => self.has.stream_options = true,
-            "min_tokens" => self.has.min_tokens = true,
+            "stream_options" => self.has.stream_options = object(value, "stream_options")?,
+            "min_tokens" => {
+                self.min_tokens = optional(value, scalar::as_u64, "min_tokens", "an integer")?;
+                self.has.min_tokens = self.min_tokens.is_some();
+            }
             "max_tokens" => {
                 self.has.max_tokens = true;
                 let cap = optional(value, scalar::as_u64, "max_tokens", "an integer")?;
@@ -206,11 +213,15 @@ impl Ask {
             "max_output_tokens" if self.api == Api::Responses => {
                 self.max_tokens = optional(value, scalar::as_u64, "max_output_tokens", "an integer")?;
             }
-            "prompt" if self.api == Api::Completions => self.batch = batch(value),
+            "prompt" if self.api == Api::Completions => self.batch = batch(value, "prompt")?.or(self.batch),
             "prompt_embeds" if self.api == Api::Completions && scalar::kind(value) == scalar::Kind::Array => {
-                self.batch = scalar::array_len(value).and_then(|n| u32::try_from(n).ok());
+                self.batch = count(value, "prompt_embeds")?;
             }
-            "text" | "input_ids" if self.api == Api::Generate => self.batch = batch(value).or(self.batch),
+            "text" if self.api == Api::Generate => self.batch = batch(value, "text")?.or(self.batch),
+            "input_ids" if self.api == Api::Generate => {
+                self.batch = batch(value, "input_ids")?.or(self.batch)
+            }
+            "vllm_xargs" => no_hand_off_inside(value)?,
             "best_of" => self.searches |= scalar::as_u64(value).is_some_and(|n| n > 1),
             "use_beam_search" => self.searches |= scalar::as_bool(value) == Some(true),
             "logprobs" | "return_logprob" => {
@@ -232,7 +243,7 @@ impl Ask {
         if let Some(n) = scalar::member(params, "n") {
             let n =
                 optional(n, scalar::as_u64, "sampling_params", "an object whose n is a positive integer")?;
-            self.n = u32::try_from(n.unwrap_or(1)).unwrap_or(u32::MAX);
+            self.n = samples(n.unwrap_or(1), "sampling_params")?;
         }
         self.max_tokens =
             scalar::member(params, "max_new_tokens").and_then(scalar::as_u64).or(self.max_tokens);
@@ -282,16 +293,54 @@ fn model(value: &[u8]) -> Result<Option<String>, Fault> {
     }
 }
 
+/// Is it an object? Null counts as absent.
+fn object(value: &[u8], param: &'static str) -> Result<bool, Fault> {
+    match scalar::kind(value) {
+        scalar::Kind::Null => Ok(false),
+        scalar::Kind::Object => Ok(true),
+        _ => Err(Fault::InvalidType { param, expected: "an object" }),
+    }
+}
+
+/// The prefill leg is asked for one sample whatever `n` says, so a wrong `n` has to be found here.
+fn samples(n: u64, param: &'static str) -> Result<u32, Fault> {
+    match u32::try_from(n) {
+        Ok(0) => Err(Fault::InvalidValue { param, message: "Ask for at least one sample." }),
+        Ok(n) if n <= ANSWERS_MAX => Ok(n),
+        _ => Err(Fault::InvalidValue { param, message: "Ask for at most 4096 samples." }),
+    }
+}
+
 /// A list of prompts, or one prompt? A flat list of numbers is one prompt in token ids.
-fn batch(value: &[u8]) -> Option<u32> {
+fn batch(value: &[u8], param: &'static str) -> Result<Option<u32>, Fault> {
     if scalar::kind(value) != scalar::Kind::Array {
-        return None;
+        return Ok(None);
     }
-    let first = scalar::elements(value).next()?;
-    if scalar::kind(first) == scalar::Kind::Number {
-        return None;
+    match scalar::elements(value).next().map(scalar::kind) {
+        None | Some(scalar::Kind::Number) => Ok(None),
+        _ => count(value, param),
     }
-    scalar::array_len(value).and_then(|n| u32::try_from(n).ok())
+}
+
+fn count(list: &[u8], param: &'static str) -> Result<Option<u32>, Fault> {
+    let n = scalar::array_len(list).and_then(|n| u32::try_from(n).ok());
+    match n {
+        Some(n) if n > ANSWERS_MAX => {
+            Err(Fault::InvalidValue { param, message: "Send at most 4096 prompts in one request." })
+        }
+        n => Ok(n),
+    }
+}
+
+/// vLLM copies `vllm_xargs` to where it keeps `kv_transfer_params` (vLLM 0.11: `extra_args`), so a hand-off
+/// of the client's would reach the engine by that road too. No stock client sends one.
+fn no_hand_off_inside(xargs: &[u8]) -> Result<(), Fault> {
+    let owned = |key: &str| scalar::member(xargs, key).is_some();
+    if owned("kv_transfer_params") || owned("ec_transfer_params") {
+        let message = "The hand-off between engines is the gateway's; send vllm_xargs without it.";
+        return Err(Fault::InvalidValue { param: "vllm_xargs", message });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -351,6 +400,8 @@ mod tests {
             (r#"{"max_tokens":"x"}"#, "max_tokens"),
             (r#"{"n":-1}"#, "n"),
             (r#"{"model":7}"#, "model"),
+            (r#"{"min_tokens":"x"}"#, "min_tokens"),
+            (r#"{"stream_options":true}"#, "stream_options"),
         ] {
             match ask(Api::Chat, body) {
                 Err(Fault::InvalidType { param, .. }) => assert_eq!(param, key),
@@ -360,6 +411,24 @@ mod tests {
         for body in [r#"{"stream":true,"stream":false}"#, r#"{"rid":1,"rid":2}"#, r#"{"n":1,"n":1}"#] {
             assert!(matches!(ask(Api::Chat, body), Err(Fault::RepeatedMember { .. })), "{body}");
         }
-        assert!(ask(Api::Chat, r#"{"max_tokens":null,"stream":null}"#).is_ok());
+        assert!(ask(Api::Chat, r#"{"max_tokens":null,"stream":null,"stream_options":null}"#).is_ok());
+    }
+
+    #[test]
+    fn refuses_what_no_plan_can_serve() {
+        let many = format!(r#"{{"prompt":[{}"a"]}}"#, r#""a","#.repeat(4096));
+        for (api, body, key) in [
+            (Api::Chat, r#"{"n":0}"#, "n"),
+            (Api::Chat, r#"{"n":4097}"#, "n"),
+            (Api::Generate, r#"{"sampling_params":{"n":4097}}"#, "sampling_params"),
+            (Api::Completions, many.as_str(), "prompt"),
+            (Api::Chat, r#"{"vllm_xargs":{"a":1,"kv_transfer_\u0070arams":"x"}}"#, "vllm_xargs"),
+        ] {
+            match ask(api, body) {
+                Err(Fault::InvalidValue { param, .. }) => assert_eq!(param, key),
+                other => panic!("{key}: {other:?}"),
+            }
+        }
+        assert!(ask(Api::Chat, r#"{"n":4096,"vllm_xargs":{"a":1}}"#).is_ok());
     }
 }

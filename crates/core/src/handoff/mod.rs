@@ -17,7 +17,7 @@ use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 
 use crate::ask::Ask;
-use crate::body::{BodyLimits, Edit, Envelope};
+use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::dice::Dice;
 use crate::exchange::{Course, Handed};
 use crate::fleet::{Connector, Engine, Worker};
@@ -113,7 +113,8 @@ impl Deliver {
                 Ok(()) => over(params),
                 Err(why) => nothing(HandoffResult::Invalid, Some(why)),
             },
-            (_, Some(params)) => over(params),
+            (_, Some(params)) if scalar::kind(&params) == scalar::Kind::Object => over(params),
+            (_, Some(_)) => nothing(HandoffResult::Invalid, Some("kv_transfer_params is not an object")),
         }
     }
 }

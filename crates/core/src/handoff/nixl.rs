@@ -54,7 +54,14 @@ pub fn plan(ask: &Ask, dice: &mut Dice) -> Plan {
 
 /// Is a hand-off of use, and safe, for this request?
 pub(super) fn hands_over(ask: &Ask) -> bool {
-    ask.is_single() && ask.max_tokens.is_none_or(|m| m > 1) && !ask.echoes
+    ask.is_single() && ask.max_tokens.is_none_or(|m| m > 1) && !ask.echoes && !is_mistaken(ask)
+}
+
+/// A mistake that shaping the prefill leg would hide: the decode alone refuses it without KV in its hands,
+/// where after a prefill the KV would stay pinned for the lease (real vLLM 0.32: 30 s).
+fn is_mistaken(ask: &Ask) -> bool {
+    let more_than_allowed = ask.min_tokens.zip(ask.max_tokens).is_some_and(|(least, most)| least > most);
+    more_than_allowed || (ask.has.stream_options && !ask.stream)
 }
 
 /// Is this object one that a decode engine can take?

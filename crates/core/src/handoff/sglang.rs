@@ -6,9 +6,10 @@
 //! answers only after the KV transfer ended, and closing it early aborts the transfer, so once the answer
 //! has begun it is drained, not closed (SGLang 0.5.23).
 //!
-//! A streamed answer starts on both heads, so that a prefill that refuses is told as what it is; with log
-//! probabilities it waits for the prefill's answer (page, "HTTP streams start on the response heads"). A
-//! plain answer starts on the decode's head: the engine sends that when the text is whole.
+//! The answer starts on both heads, so that a prefill that refuses is told as what it is; with log
+//! probabilities it waits for the prefill's answer (page, "HTTP streams start on the response heads"). So
+//! does a plain answer, though SMG 1.13 reads the prefill's whole body there: a real prefill answers in one
+//! piece, and before the decode does.
 
 use bytes::Bytes;
 
@@ -22,14 +23,11 @@ use crate::record::HandoffResult;
 
 const TOGETHER: Course = Course {
     order: Order::Together,
-    start: Start::DecodeHead,
+    start: Start::BothHeads,
     prefill_abort: Abort::Cancel,
     release: false,
     whole: false,
 };
-
-/// Longest list of rooms minted for one request.
-const ROOMS_MAX: u32 = 4096;
 
 pub fn plan(prefill: &Worker, ask: &Ask, dice: &mut Dice) -> Plan {
     let mut edits = stripped(ask);
@@ -45,11 +43,7 @@ pub fn plan(prefill: &Worker, ask: &Ask, dice: &mut Dice) -> Plan {
     edits.push(Edit::set("bootstrap_host", Bytes::from(host)));
     edits.push(Edit::set("bootstrap_port", Bytes::from(port)));
     edits.push(Edit::set("bootstrap_room", Bytes::from(room)));
-    let start = match (ask.stream, ask.logprobs) {
-        (true, false) => Start::BothHeads,
-        (true, true) => Start::PrefillEnd,
-        (false, _) => Start::DecodeHead,
-    };
+    let start = if ask.logprobs { Start::PrefillEnd } else { Start::BothHeads };
     Plan {
         course: Course { start, ..TOGETHER },
         prefill: edits.clone(),
@@ -69,7 +63,7 @@ fn rooms(ask: &Ask) -> Option<usize> {
         (_, n) if n > 1 => n,
         _ => return None,
     };
-    Some(n.min(ROOMS_MAX) as usize)
+    Some(n as usize)
 }
 
 fn quoted(s: &str) -> String {

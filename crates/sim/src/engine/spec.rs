@@ -1,0 +1,128 @@
+//! What a simulated engine is: whose dialect it speaks, which role it has, and its sizes.
+
+use std::time::Duration;
+
+use crate::engine::profile::Profile;
+
+/// Whose engine is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// vLLM; halves of a pair are introduced by the NIXL connector.
+    Vllm,
+    /// SGLang; halves of a pair meet in a bootstrap room.
+    Sglang,
+}
+
+impl Dialect {
+    /// The name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+        }
+    }
+}
+
+/// Which half of the work an engine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    Prefill,
+    Decode,
+    /// Both phases, no connector.
+    Whole,
+}
+
+impl Role {
+    /// The name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Whole => "whole",
+        }
+    }
+}
+
+/// What vLLM does when KV cannot be loaded (`kv_load_failure_policy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadFailure {
+    Fail,
+    Recompute,
+}
+
+/// Everything that makes one simulated engine. [`EngineSpec::new`] gives useful defaults.
+#[derive(Clone, Debug)]
+pub struct EngineSpec {
+    pub dialect: Dialect,
+    pub role: Role,
+    /// Served model name.
+    pub model: String,
+    pub profile: &'static Profile,
+    /// Factor on every computing and transfer time; 0 is as fast as possible.
+    pub time_scale: f64,
+    /// Factor on every protocol timeout (lease 30 s, bootstrap 300 s, handshake 5 s and so on).
+    pub timeout_scale: f64,
+    /// KV blocks of this engine.
+    pub kv_blocks: u32,
+    /// Tokens in a block (SGLang: page size).
+    pub block_size: u32,
+    /// Most sequences in a step.
+    pub max_running: usize,
+    /// Most tokens in a step (chunked prefill).
+    pub max_batched_tokens: u32,
+    /// Context length in tokens.
+    pub max_model_len: u32,
+    /// Most sequences that may wait; vLLM refuses above it with 503 (`--max-num-queued-reqs`).
+    pub max_waiting: usize,
+    pub load_failure: LoadFailure,
+    /// Whether the prefill answer has hand-off parameters when the model stopped by itself on the first token
+    /// (vLLM 0.28 and later; earlier only when the length ran out).
+    pub params_on_stop: bool,
+    /// The model ends by itself after this many tokens; `None` is never.
+    pub natural_tokens: Option<u32>,
+    pub seed: u64,
+}
+
+impl EngineSpec {
+    #[must_use]
+    pub fn new(dialect: Dialect, role: Role) -> Self {
+        Self {
+            dialect,
+            role,
+            model: "sim".into(),
+            profile: Profile::default_one(),
+            time_scale: 0.0,
+            timeout_scale: 1.0,
+            kv_blocks: 8192,
+            block_size: 16,
+            max_running: 256,
+            max_batched_tokens: 8192,
+            max_model_len: 32_768,
+            max_waiting: 65_536,
+            load_failure: LoadFailure::Fail,
+            params_on_stop: true,
+            natural_tokens: Some(crate::text::NATURAL_TOKENS),
+            seed: 0,
+        }
+    }
+
+    /// A protocol timeout of `seconds`, scaled.
+    #[must_use]
+    pub fn timeout(&self, seconds: f64) -> Duration {
+        Duration::try_from_secs_f64(seconds * self.timeout_scale).unwrap_or(Duration::MAX / 4)
+    }
+
+    /// Whether prompts are found again: everywhere but on an SGLang decode engine, whose radix cache is off.
+    #[must_use]
+    pub fn caches_prompts(&self) -> bool {
+        !(self.dialect == Dialect::Sglang && self.role == Role::Decode)
+    }
+
+    /// How many blocks `tokens` tokens need.
+    #[must_use]
+    pub fn blocks_for(&self, tokens: u32) -> usize {
+        usize::try_from(tokens.div_ceil(self.block_size.max(1))).unwrap_or(usize::MAX)
+    }
+}

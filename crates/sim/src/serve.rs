@@ -1,0 +1,23 @@
+//! Real sockets in front of the model: each engine's HTTP dialect, its rendezvous ports, faults, and a way to kill it.
+
+mod answer;
+mod body;
+mod bootstrap;
+mod fabric;
+mod fault;
+mod http;
+mod info;
+mod json;
+mod metrics;
+mod node;
+mod refusal;
+mod server;
+mod sglang;
+mod stream;
+mod vllm;
+mod wire;
+mod wish;
+
+pub use fabric::Fabric;
+pub use fault::{Fault, HEADER as FAULT_HEADER, Kind as FaultKind, Where};
+pub use server::{EngineHandle, Seat};

@@ -1,0 +1,405 @@
+//! One simulated engine behind its sockets: it starts, is killed, dies by itself, and comes back.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+
+use crate::engine::Engine;
+use crate::engine::message::PeerAddr;
+use crate::engine::spec::{Dialect, EngineSpec, Role};
+use crate::engine::stats::Stats;
+use crate::serve::fabric::Fabric;
+use crate::serve::fault::{Fault, Faults, Kind};
+use crate::serve::node::{Node, lock};
+use crate::serve::wire::{self, Orders};
+use crate::serve::{bootstrap, http};
+
+/// How often a restart tries to get its ports back, and how long it waits in between.
+const BIND_TRIES: u32 = 100;
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where an engine listens. Port 0 is any free one; a restart keeps the ports that were given.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    pub spec: EngineSpec,
+    pub host: IpAddr,
+    pub port: u16,
+    /// SGLang prefill: the bootstrap server's port.
+    pub bootstrap_port: u16,
+    /// vLLM with a connector: the NIXL side channel's port.
+    pub side_port: u16,
+}
+
+impl Seat {
+    /// On 127.0.0.1, any ports.
+    #[must_use]
+    pub fn new(spec: EngineSpec) -> Self {
+        Self { spec, host: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0, bootstrap_port: 0, side_port: 0 }
+    }
+
+    fn has_bootstrap(&self) -> bool {
+        self.spec.dialect == Dialect::Sglang && self.spec.role == Role::Prefill
+    }
+
+    fn has_side_channel(&self) -> bool {
+        self.spec.dialect == Dialect::Vllm && self.spec.role != Role::Whole
+    }
+}
+
+/// A simulated engine. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(crate) server: Arc<Server>,
+}
+
+pub(crate) struct Server {
+    /// With the real ports.
+    pub seat: Seat,
+    pub fabric: Arc<Fabric>,
+    pub faults: Faults,
+    life: Mutex<Option<Life>>,
+    /// What earlier lives counted.
+    past: Mutex<Stats>,
+    /// HTTP requests that are being answered.
+    pub open: AtomicU64,
+    pub refused: AtomicU64,
+    pub struck: AtomicU64,
+    kills: AtomicU64,
+    deaths: AtomicU64,
+    /// Told when a sequence or a request ends.
+    pub ended: Arc<Notify>,
+}
+
+/// One life: from a start to a kill.
+struct Life {
+    node: Arc<Node>,
+    orders: watch::Sender<Orders>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// The sockets of one life.
+struct Sockets {
+    http: TcpListener,
+    bootstrap: Option<TcpListener>,
+    side: Option<TcpListener>,
+}
+
+impl EngineHandle {
+    /// Starts an engine.
+    ///
+    /// # Errors
+    /// When a port cannot be had.
+    pub async fn start(mut seat: Seat, fabric: Arc<Fabric>, ended: Arc<Notify>) -> std::io::Result<Self> {
+        let sockets = Sockets::bind(&seat).await?;
+        seat.port = sockets.http.local_addr()?.port();
+        seat.bootstrap_port = port_of(sockets.bootstrap.as_ref())?;
+        seat.side_port = port_of(sockets.side.as_ref())?;
+        let server = Arc::new(Server {
+            seat,
+            fabric,
+            faults: Faults::default(),
+            life: Mutex::new(None),
+            past: Mutex::new(Stats::default()),
+            open: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            struck: AtomicU64::new(0),
+            kills: AtomicU64::new(0),
+            deaths: AtomicU64::new(0),
+            ended,
+        });
+        server.live(sockets);
+        Ok(Self { server })
+    }
+
+    /// `http://host:port`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr())
+    }
+
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        SocketAddr::new(self.server.seat.host, self.server.seat.port)
+    }
+
+    #[must_use]
+    pub fn spec(&self) -> &EngineSpec {
+        &self.server.seat.spec
+    }
+
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.server.seat.spec.role
+    }
+
+    /// Port of the bootstrap server, on an SGLang prefill engine.
+    #[must_use]
+    pub fn bootstrap_port(&self) -> Option<u16> {
+        Some(self.server.seat.bootstrap_port).filter(|port| *port != 0)
+    }
+
+    /// The engine id of the present life; `None` while it is down.
+    #[must_use]
+    pub fn engine_id(&self) -> Option<String> {
+        lock(&self.server.life).as_ref().map(|life| life.node.look(|engine| engine.id().to_owned()))
+    }
+
+    /// The numbers of all its lives.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.server.stats()
+    }
+
+    /// Whether it listens.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.server.node().is_some_and(|node| !node.is_dead())
+    }
+
+    /// Kills it: all connections are reset, and its ports refuse until [`EngineHandle::restart`].
+    pub async fn kill(&self) {
+        self.server.kill().await;
+    }
+
+    /// Kills it if need be and starts it again on its ports, with a new engine id and an empty cache.
+    ///
+    /// # Errors
+    /// When its ports cannot be had again.
+    pub async fn restart(&self) -> std::io::Result<()> {
+        self.server.restart().await
+    }
+
+    /// Arms a fault, or carries it out where it is one that happens at once.
+    ///
+    /// # Errors
+    /// When a restart does not get its ports.
+    pub async fn fault(&self, fault: Fault) -> std::io::Result<()> {
+        self.server.fault(fault).await
+    }
+
+    /// Disarms all faults.
+    pub fn clear_faults(&self) {
+        self.server.faults.clear();
+    }
+}
+
+fn port_of(listener: Option<&TcpListener>) -> std::io::Result<u16> {
+    listener.map_or(Ok(0), |listener| listener.local_addr().map(|addr| addr.port()))
+}
+
+impl Sockets {
+    async fn bind(seat: &Seat) -> std::io::Result<Self> {
+        let bind = async |wanted: bool, port: u16| -> std::io::Result<Option<TcpListener>> {
+            if wanted { TcpListener::bind((seat.host, port)).await.map(Some) } else { Ok(None) }
+        };
+        Ok(Self {
+            http: TcpListener::bind((seat.host, seat.port)).await?,
+            bootstrap: bind(seat.has_bootstrap(), seat.bootstrap_port).await?,
+            side: bind(seat.has_side_channel(), seat.side_port).await?,
+        })
+    }
+}
+
+impl Server {
+    pub fn node(&self) -> Option<Arc<Node>> {
+        lock(&self.life).as_ref().map(|life| life.node.clone())
+    }
+
+    /// Begins a life.
+    fn live(self: &Arc<Self>, sockets: Sockets) {
+        let id = uuid::Uuid::new_v4().to_string();
+        let engine = Engine::new(self.seat.spec.clone(), id);
+        let node = Node::new(engine, self.fabric.clone(), self.ended.clone());
+        let host = self.seat.host.to_string();
+        if let Some(port) = Some(self.seat.side_port).filter(|port| *port != 0) {
+            self.fabric.listen(PeerAddr::new(&host, port), &node);
+        }
+        if let Some(port) = Some(self.seat.bootstrap_port).filter(|port| *port != 0) {
+            self.fabric.listen(PeerAddr::new(&host, port), &node);
+        }
+        let (orders, listen) = watch::channel(Orders::default());
+        let mut tasks = vec![tokio::spawn(node.clone().run())];
+        let server = self.clone();
+        let front = http::Front::new(&server, &node);
+        let told = listen.clone();
+        tasks.push(tokio::spawn(accept(sockets.http, told, move |stream, orders| {
+            let front = front.clone();
+            async move {
+                wire::serve(stream, orders, move |request, wire| front.clone().answer(request, wire)).await
+            }
+        })));
+        if let Some(listener) = sockets.bootstrap {
+            let front = bootstrap::Front::new(&self.seat, &node);
+            tasks.push(tokio::spawn(accept(listener, listen.clone(), move |stream, orders| {
+                let front = front.clone();
+                async move { wire::serve(stream, orders, move |request, _| front.clone().answer(request)).await }
+            })));
+        }
+        if let Some(side) = sockets.side {
+            tasks.push(tokio::spawn(accept(side, listen.clone(), |_, _| std::future::ready(()))));
+        }
+        let watched = Arc::downgrade(self);
+        let mourned = node.clone();
+        // Not in `tasks`: it ends a life, and must not be waited for while it does.
+        tokio::spawn(async move {
+            tokio::select! {
+                () = mourned.death.notified() => {}
+                () = gone(listen) => return,
+            }
+            if let Some(server) = watched.upgrade() {
+                server.deaths.fetch_add(1, Ordering::Relaxed);
+                server.end_life(Orders { finish: true, ..Orders::default() }).await;
+            }
+        });
+        *lock(&self.life) = Some(Life { node, orders, tasks });
+    }
+
+    async fn end_life(&self, orders: Orders) {
+        let Some(life) = lock(&self.life).take() else { return };
+        self.fabric.detach(&life.node);
+        let _ = life.orders.send(orders);
+        for task in life.tasks {
+            task.abort();
+            // The error says that it was aborted, which is what was asked.
+            let _ = task.await;
+        }
+        let mut stats = life.node.look(Engine::stats);
+        stats.blocks = crate::engine::stats::BlockStats::default();
+        stats.requests.running = 0;
+        stats.requests.waiting = 0;
+        stats.engines = 0;
+        lock(&self.past).merge(&stats);
+        self.ended.notify_waiters();
+    }
+
+    pub async fn kill(&self) {
+        if lock(&self.life).is_some() {
+            self.kills.fetch_add(1, Ordering::Relaxed);
+        }
+        self.end_life(Orders { kill: true, ..Orders::default() }).await;
+    }
+
+    pub async fn restart(self: &Arc<Self>) -> std::io::Result<()> {
+        self.kill().await;
+        let mut tries = 0;
+        let sockets = loop {
+            match Sockets::bind(&self.seat).await {
+                Ok(sockets) => break sockets,
+                // A client's socket can sit on the port for a moment.
+                Err(_) if tries < BIND_TRIES => {
+                    tries += 1;
+                    tokio::time::sleep(BIND_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        self.live(sockets);
+        Ok(())
+    }
+
+    /// Kills in the background: the caller may be one of the tasks that end.
+    pub fn kill_later(self: &Arc<Self>, again: bool) {
+        let server = self.clone();
+        tokio::spawn(async move {
+            if again {
+                let _ = server.restart().await;
+            } else {
+                server.kill().await;
+            }
+        });
+    }
+
+    pub async fn fault(self: &Arc<Self>, fault: Fault) -> std::io::Result<()> {
+        match fault.kind {
+            Kind::Kill if fault.chunks.is_none() => {
+                self.struck.fetch_add(1, Ordering::Relaxed);
+                self.kill().await;
+            }
+            Kind::Restart => {
+                self.struck.fetch_add(1, Ordering::Relaxed);
+                self.restart().await?;
+            }
+            Kind::CloseIdle => {
+                self.struck.fetch_add(1, Ordering::Relaxed);
+                self.close_idle();
+            }
+            _ => self.faults.arm(fault),
+        }
+        Ok(())
+    }
+
+    pub fn close_idle(&self) {
+        if let Some(life) = lock(&self.life).as_ref() {
+            life.orders.send_modify(|orders| orders.close_idle += 1);
+        }
+    }
+
+    pub fn stats(&self) -> Stats {
+        let mut stats = *lock(&self.past);
+        match self.node() {
+            Some(node) => stats.merge(&node.look(Engine::stats)),
+            None => {
+                // Down: nothing is held.
+                stats.engines = 1;
+                stats.blocks.total = self.seat.spec.kv_blocks.into();
+                stats.blocks.free = stats.blocks.total;
+            }
+        }
+        stats.requests.open = self.open.load(Ordering::Acquire);
+        stats.requests.refused = self.refused.load(Ordering::Relaxed);
+        stats.faults = self.struck.load(Ordering::Relaxed);
+        stats.kills = self.kills.load(Ordering::Relaxed);
+        stats.deaths = self.deaths.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// Sets all counters to zero and disarms all faults; what runs goes on.
+    pub fn reset(&self) {
+        self.faults.clear();
+        for counter in [&self.refused, &self.struck, &self.kills, &self.deaths] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        *lock(&self.past) = Stats::default();
+        if let Some(node) = self.node() {
+            node.with(|engine, _| engine.reset_counters());
+        }
+    }
+
+    /// Ends everything without waiting; for when nobody can wait.
+    pub fn drop_life(&self) {
+        if let Some(life) = lock(&self.life).take() {
+            self.fabric.detach(&life.node);
+            let _ = life.orders.send(Orders { kill: true, ..Orders::default() });
+            for task in &life.tasks {
+                task.abort();
+            }
+        }
+    }
+}
+
+/// Resolves when the server that gives the orders is gone or kills.
+async fn gone(mut orders: watch::Receiver<Orders>) {
+    let _ = orders.wait_for(|orders| orders.kill).await;
+}
+
+/// Accepts connections until the task is aborted.
+async fn accept<F, S>(listener: TcpListener, orders: watch::Receiver<Orders>, serve: F)
+where
+    F: Fn(tokio::net::TcpStream, watch::Receiver<Orders>) -> S,
+    S: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(serve(stream, orders.clone()));
+            }
+            // Out of sockets: let some go first.
+            Err(_) => tokio::time::sleep(BIND_PAUSE).await,
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What a simulated engine reads and writes.
+//!
+//! Decides how a prompt becomes tokens and which text an engine answers. The text of token `i` is a function of the
+//! prompt, the choice and `i` alone, so a client that knows its prompt knows the whole answer beforehand: a lost, a
+//! doubled or a crossed token shows as a difference. Engines of one fleet need no shared state for that, and the
+//! decode side gives the same text whether it computed the prompt or was handed its KV.
+//!
+//! It does not know any real model's tokenizer: a token here is a piece of at most eight bytes that starts at a word.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+/// Longest piece of text that is one token, in bytes.
+const PIECE_BYTES: usize = 8;
+/// Ids of tokens are below this, as a real vocabulary's are.
+pub const VOCAB: u32 = 32_000;
+/// The model ends by itself after this many tokens, unless it is told to go on (`ignore_eos`).
+pub const NATURAL_TOKENS: u32 = 256;
+/// Marks the text of an answer that was made from KV whose lease had ended or that was read a second time.
+pub const STALE_MARK: &str = "<<STALE-KV>>";
+/// Marks the text of an answer that was made from another prompt's KV.
+pub const WRONG_MARK: &str = "<<WRONG-KV>>";
+
+/// Words that answers are made of. Each is written with the space that comes before it.
+const WORDS: [&str; 128] = [
+    " amber", " anchor", " apple", " arrow", " autumn", " baker", " bamboo", " basket", " beacon", " birch",
+    " blanket", " bottle", " bramble", " breeze", " bridge", " bronze", " bucket", " button", " cabin",
+    " candle", " canyon", " carpet", " castle", " cedar", " chalk", " cherry", " cinder", " clover",
+    " cobalt", " comet", " copper", " coral", " cotton", " cradle", " crystal", " curtain", " daisy",
+    " dawn", " delta", " desert", " dragon", " drift", " ember", " engine", " falcon", " feather", " fern",
+    " fiddle", " flint", " forest", " fossil", " garden", " garnet", " ginger", " glacier", " granite",
+    " gravel", " hammer", " harbor", " harvest", " hazel", " hollow", " honey", " island", " ivory",
+    " jacket", " jasper", " kettle", " ladder", " lagoon", " lantern", " lemon", " lilac", " linen",
+    " magnet", " maple", " marble", " meadow", " mirror", " mortar", " mosaic", " nectar", " nickel",
+    " oasis", " ocean", " olive", " onyx", " orchard", " oyster", " paddle", " pebble", " pepper", " pigeon",
+    " pillow", " plum", " pocket", " prairie", " quartz", " quill", " rabbit", " raven", " ribbon", " river",
+    " rocket", " saddle", " saffron", " sailor", " shadow", " silver", " slate", " spruce", " summer",
+    " sunset", " teapot", " temple", " thistle", " thunder", " timber", " tulip", " tunnel", " valley",
+    " velvet", " violet", " walnut", " willow", " window", " winter", " yarrow",
+];
+
+/// Mixes one more number into a hash. Good enough to spread, not made to resist anybody.
+#[must_use]
+pub const fn mix(hash: u64, value: u64) -> u64 {
+    let mut h = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^= h >> 32;
+    h = h.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    h ^ (h >> 29)
+}
+
+/// Names a prompt by its tokens. Equal prompts have equal ids in every process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PromptId(pub u64);
+
+impl PromptId {
+    /// The id of a prompt given as text.
+    #[must_use]
+    pub fn of_text(text: &str) -> Self {
+        Self::of_tokens(&tokenize(text))
+    }
+
+    /// The id of a prompt given as token ids.
+    #[must_use]
+    pub fn of_tokens(tokens: &[u32]) -> Self {
+        Self(tokens.iter().fold(SEED, |hash, token| mix(hash, u64::from(*token))))
+    }
+
+    /// The id of a chat, after the simulated chat template. `messages` is the request's member of that name.
+    #[must_use]
+    pub fn of_chat(messages: &Value) -> Self {
+        Self::of_text(&chat_text(messages))
+    }
+}
+
+/// Where every hash over tokens starts.
+const SEED: u64 = 0x5eed_5eed_5eed_5eed;
+
+/// A prompt as an engine holds it.
+#[derive(Debug)]
+pub struct Prompt {
+    pub id: PromptId,
+    pub tokens: Vec<u32>,
+    /// The text, where the client gave text; `echo` gives it back.
+    pub text: Option<String>,
+}
+
+impl Prompt {
+    #[must_use]
+    pub fn from_text(text: String) -> Arc<Self> {
+        let tokens = tokenize(&text);
+        Arc::new(Self { id: PromptId::of_tokens(&tokens), tokens, text: Some(text) })
+    }
+
+    #[must_use]
+    pub fn from_tokens(tokens: Vec<u32>) -> Arc<Self> {
+        Arc::new(Self { id: PromptId::of_tokens(&tokens), tokens, text: None })
+    }
+
+    /// Length in tokens.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// The hash of all tokens up to the end of each block of `size` tokens; the last block may be partly filled.
+    #[must_use]
+    pub fn chain(&self, size: u32) -> Vec<u64> {
+        let size = usize::try_from(size).unwrap_or(1).max(1);
+        let mut hash = SEED;
+        let blocks = self.tokens.chunks(size).map(|block| {
+            hash = block.iter().fold(hash, |hash, token| mix(hash, u64::from(*token)));
+            hash
+        });
+        blocks.collect()
+    }
+}
+
+/// Cuts text into tokens: a piece starts at a word (with the space before it) and is at most eight bytes long.
+#[must_use]
+pub fn tokenize(text: &str) -> Vec<u32> {
+    let bytes = text.as_bytes();
+    let mut tokens = Vec::with_capacity(bytes.len() / 5 + 1);
+    let mut start = 0;
+    for at in 1..=bytes.len() {
+        let boundary = at == bytes.len()
+            || at - start == PIECE_BYTES
+            || (bytes[at].is_ascii_whitespace() && !bytes[at - 1].is_ascii_whitespace());
+        if boundary {
+            tokens.push(token_id(&bytes[start..at]));
+            start = at;
+        }
+    }
+    tokens
+}
+
+fn token_id(piece: &[u8]) -> u32 {
+    let hash = piece.iter().fold(0, |hash, byte| mix(hash, u64::from(*byte)));
+    // The low ids are kept for special tokens, as in real vocabularies.
+    u32::try_from(hash % u64::from(VOCAB - 8)).unwrap_or(0) + 8
+}
+
+/// The prompt that the simulated chat template makes of `messages`.
+#[must_use]
+pub fn chat_text(messages: &Value) -> String {
+    let mut text = String::new();
+    for message in messages.as_array().map_or(&[][..], Vec::as_slice) {
+        text.push_str("<|");
+        text.push_str(message.get("role").and_then(Value::as_str).unwrap_or("user"));
+        text.push_str("|>\n");
+        push_content(&mut text, message.get("content").unwrap_or(&Value::Null));
+        text.push('\n');
+    }
+    text.push_str("<|assistant|>\n");
+    text
+}
+
+/// Appends a message's content: text, or a list of parts of which text counts and the rest leaves a placeholder.
+fn push_content(text: &mut String, content: &Value) {
+    match content {
+        Value::String(words) => text.push_str(words),
+        Value::Array(parts) => {
+            for part in parts {
+                match part.get("text").and_then(Value::as_str) {
+                    Some(words) => text.push_str(words),
+                    None => text.push_str("<|media|>"),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The text of output token `index` (from 0) of one choice.
+#[must_use]
+pub fn token_text(prompt: PromptId, choice: u32, index: u32) -> &'static str {
+    let hash = mix(mix(prompt.0, u64::from(choice)), u64::from(index));
+    let word = WORDS[usize::try_from(hash % 128).unwrap_or(0)];
+    if index == 0 { &word[1..] } else { word }
+}
+
+/// The id of output token `index`, matching [`token_text`].
+#[must_use]
+pub fn output_token(prompt: PromptId, choice: u32, index: u32) -> u32 {
+    token_id(token_text(prompt, choice, index).as_bytes())
+}
+
+/// A made-up log probability of output token `index`: the same on every engine.
+#[must_use]
+pub fn token_logprob(prompt: PromptId, choice: u32, index: u32) -> f64 {
+    let hash = mix(mix(prompt.0, u64::from(choice) + 0x1000), u64::from(index));
+    f64::from(u32::try_from(hash % 4096).unwrap_or(0)) / -1024.0
+}
+
+/// The first `n` tokens that a right answer to `prompt` has (its first choice). The model ends by itself after
+/// [`NATURAL_TOKENS`], so a longer answer comes only when end-of-sequence is ignored.
+#[must_use]
+pub fn expected_text(prompt: PromptId, n: u32) -> String {
+    expected_choice(prompt, 0, n)
+}
+
+/// As [`expected_text`], for choice number `choice` of a request with `n` above one.
+#[must_use]
+pub fn expected_choice(prompt: PromptId, choice: u32, n: u32) -> String {
+    (0..n).map(|index| token_text(prompt, choice, index)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_start_at_words_and_stay_short() {
+        assert_eq!(tokenize("The quick cat").len(), 3);
+        assert_eq!(tokenize("incomprehensible").len(), 2);
+        assert_eq!(tokenize("").len(), 0);
+        assert_eq!(tokenize("a  b").len(), 2);
+        assert_ne!(tokenize("ab cd"), tokenize("abc d"));
+    }
+
+    #[test]
+    fn text_and_its_tokens_are_one_prompt() {
+        let text = Prompt::from_text("The quick cat reads".into());
+        assert_eq!(Prompt::from_tokens(text.tokens.clone()).id, text.id);
+        assert_eq!(PromptId::of_text("The quick cat reads"), text.id);
+    }
+
+    #[test]
+    fn chains_share_the_prefix_and_nothing_else() {
+        let one = Prompt::from_tokens((0..40).collect()).chain(16);
+        let two = Prompt::from_tokens((0..32).chain([99; 8]).collect()).chain(16);
+        assert_eq!(one.len(), 3);
+        assert_eq!(one[..2], two[..2]);
+        assert_ne!(one[2], two[2]);
+    }
+
+    #[test]
+    fn answers_differ_by_prompt_choice_and_place() {
+        let prompt = PromptId::of_text("hello");
+        assert_ne!(expected_text(prompt, 16), expected_text(PromptId::of_text("hello!"), 16));
+        assert_ne!(expected_choice(prompt, 0, 16), expected_choice(prompt, 1, 16));
+        assert!(expected_text(prompt, 9).starts_with(&expected_text(prompt, 8)));
+        assert_eq!(expected_text(prompt, 5).split(' ').count(), 5);
+    }
+
+    #[test]
+    fn chat_content_may_be_text_or_parts() {
+        let plain = serde_json::json!([{"role": "user", "content": "hi"}]);
+        let parts = serde_json::json!([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]);
+        assert_eq!(PromptId::of_chat(&plain), PromptId::of_chat(&parts));
+    }
+}

@@ -249,32 +249,35 @@ impl<'a> Scanner<'a> {
 
     fn number(&mut self) -> Result<(), BodyError> {
         self.skip(b'-');
-        if !self.skip(b'0') {
-            self.digits()?;
-        } else if matches!(self.peek(), Some(b'0'..=b'9')) {
+        let zero = self.peek() == Some(b'0');
+        let start = self.at;
+        self.digits()?;
+        if zero && self.at > start + 1 {
             return Err(self.bad("a number may not start with 0"));
+        }
+        // token ids are whole numbers: one look is enough for them
+        if !matches!(self.peek(), Some(b'.' | b'e' | b'E')) {
+            return Ok(());
         }
         if self.skip(b'.') {
             self.digits()?;
         }
-        if matches!(self.peek(), Some(b'e' | b'E')) {
-            self.at += 1;
-            if matches!(self.peek(), Some(b'+' | b'-')) {
-                self.at += 1;
+        if self.skip(b'e') || self.skip(b'E') {
+            if !self.skip(b'+') {
+                self.skip(b'-');
             }
             self.digits()?;
         }
         Ok(())
     }
 
+    #[inline]
     fn digits(&mut self) -> Result<(), BodyError> {
-        let rest = &self.text[self.at..];
-        let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        if count == 0 {
-            return Err(self.bad(BAD_NUMBER));
+        let start = self.at;
+        while let Some(b'0'..=b'9') = self.peek() {
+            self.at += 1;
         }
-        self.at += count;
-        Ok(())
+        if self.at == start { Err(self.bad(BAD_NUMBER)) } else { Ok(()) }
     }
 
     fn literal(&mut self) -> Result<(), BodyError> {

@@ -1,5 +1,7 @@
 //! The only place that reads the clock.
 
+use std::time::SystemTime;
+
 use baton_core::time::Instant;
 
 /// Readings count from when the clock was made. Copies agree.
@@ -22,5 +24,25 @@ impl Clock {
     /// The runtime's name for a moment, for timers.
     pub fn timer(self, at: Instant) -> tokio::time::Instant {
         self.start + std::time::Duration::from_micros(at.as_micros())
+    }
+    /// Seconds since 1970, for what people read. Never for measuring: it can jump.
+    pub fn unix_seconds(self) -> u64 {
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn follows_paused_time() {
+        let clock = Clock::start();
+        assert_eq!(clock.now(), Instant::ZERO);
+        let at = clock.now().after(Duration::from_millis(1500));
+        tokio::time::sleep_until(clock.timer(at)).await;
+        assert_eq!(clock.now(), at);
     }
 }

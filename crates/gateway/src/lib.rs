@@ -2,6 +2,10 @@
 
 pub mod clock;
 pub mod config;
+pub mod discovery;
+pub mod edge;
+pub mod probe;
+pub mod registry;
 pub mod upstream;
 
 use std::process::ExitCode;

@@ -96,7 +96,8 @@ impl Address {
     }
 }
 
-fn tls_config() -> Arc<ClientConfig> {
+/// Trusts the roots that browsers trust.
+pub(crate) fn tls_config() -> Arc<ClientConfig> {
     static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     let make = || {
         let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };

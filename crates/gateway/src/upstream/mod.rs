@@ -12,6 +12,7 @@ mod pool;
 mod stream;
 
 pub use body::LegBody;
+pub(crate) use dial::tls_config;
 pub use leg::{Head, Leg, LegEvent, LegRequest, Want};
 pub use pool::{Pool, PoolRule};
 

@@ -1,0 +1,3 @@
+//! What faces the clients.
+
+pub mod admin;

@@ -1,0 +1,323 @@
+//! The list of workers: who is in it, and the picture of it that requests are placed on.
+//!
+//! Writers change the [`Book`](book) under a lock and publish a new [`Fleet`] before they let go of it, so
+//! whoever was answered sees the change in the next picture. Readers load a pointer. A change costs a walk
+//! over all workers, a request costs nothing.
+//!
+//! Each worker has a task that asks it how it is ([`crate::probe`]), and the registry is the only one that
+//! writes what the task found: a worker that is being removed stays `draining` whatever a probe says.
+//!
+//! It does not know where workers come from ([`crate::discovery`], the admin API), nor what a worker's
+//! answers mean.
+
+mod book;
+mod settings;
+mod spec;
+mod tally;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::{ArcSwap, Guard};
+use baton_core::dice::Dice;
+use baton_core::fleet::{Fleet, FleetChange, Status};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+
+pub(crate) use book::{Bell, Watched};
+pub use book::{Job, JobStep, Listed, Patch, Refused};
+pub use settings::{Checks, Settings, WORKERS_MAX};
+pub use spec::{HealthSpec, Spec};
+pub use tally::Tally;
+
+use crate::clock::Clock;
+use crate::probe::{self, Facts};
+use book::Book;
+
+/// How often a worker that is being removed is looked at for its last request.
+const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// The list of workers. Copies are the same list.
+#[derive(Clone)]
+pub struct Registry(Arc<Inner>);
+
+struct Inner {
+    fleet: ArcSwap<Fleet>,
+    book: Mutex<Book>,
+    changes: watch::Sender<u64>,
+    settings: Settings,
+    jobs: Semaphore,
+    jobs_waiting: AtomicUsize,
+    tally: Tally,
+    draining: AtomicBool,
+}
+
+impl Registry {
+    /// A list with nobody in it. The configured workers join at [`Registry::start`].
+    pub fn new(settings: Settings) -> Registry {
+        Registry(Arc::new(Inner {
+            fleet: ArcSwap::from_pointee(Fleet::new(settings.pairing)),
+            book: Mutex::default(),
+            changes: watch::Sender::new(0),
+            jobs: Semaphore::new(settings.jobs_at_once.clamp(1, Semaphore::MAX_PERMITS)),
+            jobs_waiting: AtomicUsize::new(0),
+            tally: Tally::default(),
+            draining: AtomicBool::new(false),
+            settings,
+        }))
+    }
+
+    /// Lets the configured workers join, and probes them and all later ones from tasks on this runtime.
+    /// Must be called inside one.
+    pub fn start(&self) {
+        let runtime = tokio::runtime::Handle::current();
+        self.book().start(runtime);
+        self.change(|book| {
+            let mut joined = Vec::new();
+            for spec in &self.0.settings.workers {
+                match book.join(spec.clone(), &self.0.settings) {
+                    Ok((_, change)) => joined.push(change),
+                    Err(refused) => {
+                        tracing::warn!(url = spec.url, %refused, "a configured worker is left out")
+                    }
+                }
+            }
+            Ok(((), joined))
+        })
+        .unwrap_or_default();
+        self.watch_newcomers();
+    }
+
+    /// The current picture. Hold it briefly; for longer take [`Registry::load_full`].
+    pub fn fleet(&self) -> Guard<Arc<Fleet>> {
+        self.0.fleet.load()
+    }
+
+    pub fn load_full(&self) -> Arc<Fleet> {
+        self.0.fleet.load_full()
+    }
+
+    /// A number that grows with each change of the fleet or of a worker's status.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    /// A worker joins: pending until it was probed. Gives its id.
+    ///
+    /// # Errors
+    /// Its address is taken, the list or the queue is full, or the gateway shuts down.
+    pub fn add(&self, spec: Spec) -> Result<String, Refused> {
+        if self.0.jobs_waiting.load(Ordering::Relaxed) >= self.0.settings.jobs_waiting {
+            return Err(Refused::Busy);
+        }
+        let url = spec.url.clone();
+        let id = self.change(|book| {
+            let (id, change) = book.join(spec, &self.0.settings)?;
+            Ok((id, vec![change]))
+        })?;
+        tracing::info!(worker = id, url, "worker joined");
+        self.watch_newcomers();
+        Ok(id)
+    }
+
+    /// A worker is described anew, all of it.
+    ///
+    /// # Errors
+    /// There is no such worker, or it has another address.
+    pub fn replace(&self, id: &str, spec: Spec) -> Result<(), Refused> {
+        self.change(|book| Ok(((), book.replace(id, spec)?)))
+    }
+
+    /// A part of a worker's description changes.
+    ///
+    /// # Errors
+    /// There is no such worker.
+    pub fn patch(&self, id: &str, patch: Patch) -> Result<(), Refused> {
+        self.change(|book| Ok(((), book.patch(id, patch)?)))
+    }
+
+    /// A worker gets no more requests from now on, and leaves when its last one has ended, or after its
+    /// time to settle, whichever is first.
+    ///
+    /// # Errors
+    /// There is no such worker.
+    pub fn remove(&self, id: &str) -> Result<(), Refused> {
+        let (slot, settle) = self.book().drain(id, self.0.settings.drain_settle)?;
+        self.bump();
+        tracing::info!(worker = id, "worker is draining");
+        let Some(slot) = slot else { return Ok(()) };
+        let runtime = self.book().runtime();
+        let idle = self.load_full().seat(slot).is_none_or(|s| s.load.in_flight() == 0);
+        match runtime {
+            Some(runtime) if !idle && !settle.is_zero() => {
+                runtime.spawn(self.clone().settle(slot, settle));
+            }
+            _ => self.leave(slot),
+        }
+        Ok(())
+    }
+
+    async fn settle(self, slot: u32, settle: std::time::Duration) {
+        let end = self.clock().now().after(settle);
+        let busy = || self.fleet().seat(slot).is_some_and(|s| s.load.in_flight() > 0);
+        while busy() && self.clock().now() < end {
+            let next = self.clock().now().after(DRAIN_LOOK).min(end);
+            tokio::time::sleep_until(self.clock().timer(next)).await;
+        }
+        self.leave(slot);
+    }
+
+    fn leave(&self, slot: u32) {
+        let left = self.change(|book| match book.leave(slot) {
+            Some(id) => Ok((id, vec![FleetChange::Leave { slot }])),
+            None => Err(Refused::Unknown),
+        });
+        if let Ok(worker) = left {
+            tracing::info!(worker, "worker left");
+        }
+    }
+
+    /// The id of the worker with this id or this URL; one that is not draining comes first.
+    pub fn find(&self, id_or_url: &str) -> Option<String> {
+        self.book().find(id_or_url)
+    }
+
+    /// All workers, in the order in which they joined.
+    pub fn list(&self) -> Vec<Listed> {
+        let book = self.book();
+        let fleet = self.load_full();
+        book.list(&fleet)
+    }
+
+    /// The data path could not connect to this worker, or lost it: look at it soon. Cheap, and heeded at
+    /// most once a second for each worker.
+    pub fn suspect(&self, slot: u32) {
+        self.book().suspect(slot);
+    }
+
+    /// Counts of health checks and readmissions.
+    pub fn tally(&self) -> &Tally {
+        &self.0.tally
+    }
+
+    /// The gateway takes its leave: readiness says so from now on. Probing goes on.
+    pub fn drain(&self) {
+        self.0.draining.store(true, Ordering::Release);
+        self.bump();
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.0.draining.load(Ordering::Acquire)
+    }
+
+    /// Ends all tasks. Nobody joins any more.
+    pub fn shutdown(&self) {
+        self.drain();
+        self.book().close();
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.0.settings.clock
+    }
+}
+
+/// What the probe of a worker asks for and reports.
+impl Registry {
+    pub(crate) fn watched(&self, slot: u32) -> Option<Watched> {
+        self.book().watched(slot)
+    }
+
+    /// A turn at looking at a new worker.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        if let Ok(permit) = self.0.jobs.try_acquire() {
+            return Some(permit);
+        }
+        let _waiting = Waiting::on(&self.0.jobs_waiting);
+        self.0.jobs.acquire().await.ok()
+    }
+
+    /// What a worker said about itself, when it was registered as of `revision`.
+    pub(crate) fn described(&self, slot: u32, revision: u64, facts: Facts) {
+        self.change(|book| Ok(((), book.described(slot, revision, facts)))).unwrap_or_default();
+    }
+
+    /// A worker's new status. One that is draining stays so.
+    pub(crate) fn mark(&self, slot: u32, status: Status) {
+        if let Some((id, was)) = self.book().mark(slot, status) {
+            tracing::info!(worker = id, from = was.as_str(), to = status.as_str(), "worker status");
+            self.bump();
+        }
+    }
+
+    /// How the first look at a worker goes.
+    pub(crate) fn note(&self, slot: u32, step: JobStep, message: String) {
+        let at = self.clock().unix_seconds();
+        self.book().note(slot, Job { step, message, at });
+    }
+
+    /// A worker that failed is removed, where that is wanted.
+    pub(crate) fn failed(&self, slot: u32) {
+        if self.0.settings.remove_failed
+            && let Some(id) = self.book().id(slot)
+        {
+            tracing::warn!(worker = id, "worker failed and is removed");
+            self.remove(&id).unwrap_or_default();
+        }
+    }
+}
+
+impl Registry {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bump(&self) {
+        self.0.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Changes the book and publishes what that changes in the fleet, before anybody else can.
+    fn change<T>(
+        &self,
+        f: impl FnOnce(&mut Book) -> Result<(T, Vec<FleetChange>), Refused>,
+    ) -> Result<T, Refused> {
+        let mut book = self.book();
+        let (out, changes) = f(&mut book)?;
+        if !changes.is_empty() {
+            let next = self.0.fleet.load().with(changes);
+            self.0.fleet.store(Arc::new(next));
+        }
+        drop(book);
+        self.bump();
+        Ok(out)
+    }
+
+    /// Gives each worker that has none its task.
+    fn watch_newcomers(&self) {
+        let mut book = self.book();
+        let Some(runtime) = book.runtime() else { return };
+        for (slot, bell, task) in book.unwatched() {
+            let dice = Dice::new(self.0.settings.seed ^ u64::from(slot));
+            let watch = probe::watch(self.clone(), slot, bell, dice);
+            *task = Some(runtime.spawn(watch).abort_handle());
+        }
+    }
+}
+
+/// Counts a job as waiting for as long as it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn on(count: &'a AtomicUsize) -> Waiting<'a> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

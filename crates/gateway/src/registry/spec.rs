@@ -1,0 +1,240 @@
+//! A worker as somebody registered it, whoever that was: the command line, the admin API, discovery.
+//!
+//! What was registered and what the worker says about itself are kept apart, and joined into a core
+//! [`Worker`] anew whenever one of them changes. So a label that an operator takes back shows the
+//! discovered one again, and a restarted engine cannot overwrite what the operator said.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use baton_core::fleet::{Engine, HealthRule, Pod, Role, Secret, Worker, host_of};
+
+use super::settings::Checks;
+use crate::probe::{Facts, Model};
+
+/// A registered worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Base URL, without a trailing slash.
+    pub url: String,
+    pub role: Role,
+    /// None: to be found out.
+    pub engine: Option<Engine>,
+    /// Empty: to be found out.
+    pub models: Vec<Model>,
+    pub labels: BTreeMap<String, String>,
+    pub priority: u32,
+    pub cost: f64,
+    pub api_key: Option<Secret>,
+    pub bootstrap_port: Option<u16>,
+    pub dp_base_url: Option<String>,
+    pub dp_rank: Option<u32>,
+    pub dp_size: Option<u32>,
+    pub kv_connector: Option<String>,
+    pub kv_role: Option<String>,
+    pub kv_engine_id: Option<String>,
+    pub kv_block_size: Option<u32>,
+    pub pairing_protocol: Option<String>,
+    pub health: HealthSpec,
+}
+
+/// What is different about one worker's health checks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HealthSpec {
+    pub timeout_secs: Option<u64>,
+    pub check_interval_secs: Option<u64>,
+    pub success_threshold: Option<u32>,
+    pub failure_threshold: Option<u32>,
+    pub disable_health_check: Option<bool>,
+    pub drain_settle_secs: Option<u64>,
+}
+
+impl HealthSpec {
+    /// These, and what `old` says where these say nothing.
+    pub fn over(self, old: &HealthSpec) -> HealthSpec {
+        HealthSpec {
+            timeout_secs: self.timeout_secs.or(old.timeout_secs),
+            check_interval_secs: self.check_interval_secs.or(old.check_interval_secs),
+            success_threshold: self.success_threshold.or(old.success_threshold),
+            failure_threshold: self.failure_threshold.or(old.failure_threshold),
+            disable_health_check: self.disable_health_check.or(old.disable_health_check),
+            drain_settle_secs: self.drain_settle_secs.or(old.drain_settle_secs),
+        }
+    }
+}
+
+/// Labels that AIBrix puts on its pods: a worker that has one of them is a pod of AIBrix's
+/// (aibrix.md 1.1).
+const AIBRIX_LABELS: [&str; 6] = [
+    "model.aibrix.ai/name",
+    "model.aibrix.ai/port",
+    "model.aibrix.ai/engine",
+    "role-name",
+    "roleset-name",
+    "stormservice.orchestration.aibrix.ai/role-replica-index",
+];
+
+impl Spec {
+    /// A worker with SMG's defaults (smg.md 2.3).
+    pub fn new(url: impl Into<String>, role: Role) -> Spec {
+        Spec {
+            url: url.into(),
+            role,
+            engine: None,
+            models: Vec::new(),
+            labels: BTreeMap::new(),
+            priority: 50,
+            cost: 1.0,
+            api_key: None,
+            bootstrap_port: None,
+            dp_base_url: None,
+            dp_rank: None,
+            dp_size: None,
+            kv_connector: None,
+            kv_role: None,
+            kv_engine_id: None,
+            kv_block_size: None,
+            pairing_protocol: None,
+            health: HealthSpec::default(),
+        }
+    }
+
+    /// Labels that name a field become the field, unless that was given too (smg.md 2.3).
+    pub fn lift_labels(&mut self) {
+        for (label, field) in [
+            ("kv_connector", &mut self.kv_connector),
+            ("kv_role", &mut self.kv_role),
+            ("kv_engine_id", &mut self.kv_engine_id),
+        ] {
+            if let Some(value) = self.labels.remove(label) {
+                let value = Some(value.trim().to_owned()).filter(|v| !v.is_empty());
+                *field = field.take().or(value);
+            }
+        }
+    }
+
+    /// The worker that routing sees: what was registered, and where that says nothing, what was found out.
+    pub fn worker(&self, id: &str, facts: Option<&Facts>) -> Worker {
+        let mut w = Worker::new(id, self.url.clone(), self.role);
+        w.labels = facts.map(|f| f.labels.clone()).unwrap_or_default();
+        w.labels.extend(self.labels.clone());
+        w.engine = self.engine.or(facts.map(|f| f.engine)).unwrap_or_default();
+        w.models = self.models(facts).iter().map(|m| m.id.clone()).collect();
+        w.kv_connector.clone_from(&self.kv_connector);
+        w.kv_engine_id.clone_from(&self.kv_engine_id);
+        w.kv_role.clone_from(&self.kv_role);
+        w.bootstrap_port = self.bootstrap_port.or(facts.and_then(|f| f.bootstrap_port));
+        w.dp_rank = self.dp_rank;
+        w.dp_size = self.dp_size.or(facts.and_then(|f| f.dp_size));
+        w.pairing_protocol.clone_from(&self.pairing_protocol);
+        w.api_key.clone_from(&self.api_key);
+        w.priority = self.priority;
+        w.cost = self.cost;
+        w.pod = self.pod();
+        w
+    }
+
+    pub fn models<'a>(&'a self, facts: Option<&'a Facts>) -> &'a [Model] {
+        match facts {
+            Some(f) if self.models.is_empty() => &f.models,
+            _ => &self.models,
+        }
+    }
+
+    /// Labels carry no pod name of their own in AIBrix; a discovery that knows it sets `pod_name` and `pod_ip`.
+    fn pod(&self) -> Option<Pod> {
+        AIBRIX_LABELS.iter().any(|label| self.labels.contains_key(*label)).then(|| {
+            let host = host_of(&self.url);
+            let label = |name: &str| self.labels.get(name).map_or(host, String::as_str).to_owned();
+            Pod { name: label("pod_name"), ip: label("pod_ip") }
+        })
+    }
+
+    /// The checks of this worker: the gateway's, with what is different here.
+    pub fn checks(&self, all: &Checks) -> Checks {
+        let h = &self.health;
+        let secs = |s: Option<u64>, or: Duration| s.map_or(or, |s| Duration::from_secs(s.max(1)));
+        Checks {
+            interval: secs(h.check_interval_secs, all.interval),
+            timeout: secs(h.timeout_secs, all.timeout),
+            rule: HealthRule {
+                success_threshold: h.success_threshold.unwrap_or(all.rule.success_threshold),
+                failure_threshold: h.failure_threshold.unwrap_or(all.rule.failure_threshold),
+            },
+            disabled: h.disable_health_check.unwrap_or(all.disabled),
+            ..all.clone()
+        }
+    }
+
+    /// How long this worker may finish its requests once it is removed.
+    pub fn drain_settle(&self, all: Duration) -> Duration {
+        self.health.drain_settle_secs.map_or(all, Duration::from_secs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operator_wins_and_takes_back() {
+        let mut spec = Spec::new("http://h:1", Role::Prefill);
+        spec.labels = [("page_size".to_owned(), "1".to_owned())].into();
+        let facts = Facts {
+            engine: Engine::Sglang,
+            models: vec![Model { id: "m".into(), context_length: None }],
+            labels: [("page_size", "64"), ("version", "1")].map(|(k, v)| (k.into(), v.into())).into(),
+            bootstrap_port: Some(9000),
+            dp_size: Some(2),
+        };
+        let w = spec.worker("i", Some(&facts));
+        assert_eq!((w.label("page_size"), w.label("version")), (Some("1"), Some("1")));
+        assert_eq!((w.bootstrap_port, w.dp_size, w.engine), (Some(9000), Some(2), Engine::Sglang));
+        assert_eq!(w.models, ["m"]);
+        spec.labels.clear();
+        spec.bootstrap_port = Some(8998);
+        spec.engine = Some(Engine::Vllm);
+        let w = spec.worker("i", Some(&facts));
+        assert_eq!(
+            (w.label("page_size"), w.bootstrap_port, w.engine),
+            (Some("64"), Some(8998), Engine::Vllm)
+        );
+    }
+
+    #[test]
+    fn labels_become_fields_unless_the_field_was_given() {
+        let mut spec = Spec::new("http://h:1", Role::Decode);
+        spec.kv_role = Some("kv_both".into());
+        spec.labels = [("kv_connector", "NixlConnector"), ("kv_role", "kv_consumer"), ("kv_engine_id", " ")]
+            .map(|(k, v)| (k.into(), v.into()))
+            .into();
+        spec.lift_labels();
+        assert_eq!(spec.kv_connector.as_deref(), Some("NixlConnector"));
+        assert_eq!(spec.kv_role.as_deref(), Some("kv_both"));
+        assert_eq!(spec.kv_engine_id, None);
+        assert!(spec.labels.is_empty());
+    }
+
+    #[test]
+    fn a_worker_with_aibrix_labels_is_a_pod() {
+        let mut spec = Spec::new("http://10.0.0.1:8000", Role::Decode);
+        assert!(spec.worker("i", None).pod.is_none());
+        spec.labels.insert("roleset-name".into(), "r0".into());
+        let pod = spec.worker("i", None).pod.unwrap();
+        assert_eq!((pod.name.as_str(), pod.ip.as_str()), ("10.0.0.1", "10.0.0.1"));
+        spec.labels.insert("pod_name".into(), "p-0".into());
+        assert_eq!(spec.worker("i", None).pod.unwrap().name, "p-0");
+    }
+
+    #[test]
+    fn one_workers_checks_may_differ() {
+        let all = Checks::default();
+        let mut spec = Spec::new("http://h:1", Role::Decode);
+        spec.health =
+            HealthSpec { check_interval_secs: Some(0), failure_threshold: Some(1), ..HealthSpec::default() };
+        let own = spec.checks(&all);
+        assert_eq!((own.interval, own.timeout), (Duration::from_secs(1), all.timeout));
+        assert_eq!((own.rule.failure_threshold, own.rule.success_threshold), (1, 2));
+        assert_eq!(spec.drain_settle(Duration::from_secs(5)), Duration::from_secs(5));
+    }
+}

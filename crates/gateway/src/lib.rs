@@ -6,6 +6,7 @@ pub mod discovery;
 pub mod edge;
 pub mod probe;
 pub mod registry;
+pub mod telemetry;
 pub mod upstream;
 
 use std::process::ExitCode;

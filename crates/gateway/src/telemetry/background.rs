@@ -1,0 +1,101 @@
+//! What outlives its exchange, or happens below one: detached legs, releases, resends.
+//!
+//! They have no record of their own: a record is written when the client's request ends, and these go on after it or are
+//! not seen by it. The driver tells them through [`Background`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::families::Recorded;
+use super::family::Count;
+
+/// How a leg in the background ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LegEnd {
+    /// Read to its end.
+    Done,
+    /// The engine refused it, or the connection was lost.
+    Failed,
+    /// Its time was over.
+    TimedOut,
+    /// Not kept: too many already, or the gateway stops.
+    Dropped,
+}
+
+impl LegEnd {
+    pub const ALL: [LegEnd; 4] = [LegEnd::Done, LegEnd::Failed, LegEnd::TimedOut, LegEnd::Dropped];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LegEnd::Done => "done",
+            LegEnd::Failed => "failed",
+            LegEnd::TimedOut => "timed_out",
+            LegEnd::Dropped => "dropped",
+        }
+    }
+}
+
+/// Counts what happens outside of exchanges. Cheap to clone and to use.
+#[derive(Clone, Debug)]
+pub struct Background(Arc<Counts>);
+
+#[derive(Debug)]
+struct Counts {
+    detached_now: AtomicU64,
+    detached: [Count; 4],
+    released: [Count; 4],
+    resent: Count,
+}
+
+impl Background {
+    pub(super) fn new(all: &Recorded) -> Background {
+        Background(Arc::new(Counts {
+            detached_now: AtomicU64::new(0),
+            detached: LegEnd::ALL.map(|end| all.detached_ended.of([end.as_str()])),
+            released: LegEnd::ALL.map(|end| all.releases.of([end.as_str()])),
+            resent: all.resends.of(["http"]),
+        }))
+    }
+
+    /// A leg goes on without its exchange. Hold the returned value as long as it does.
+    pub fn detached(&self) -> DetachedLeg {
+        self.0.detached_now.fetch_add(1, Ordering::Relaxed);
+        DetachedLeg { counts: Arc::clone(&self.0), end: LegEnd::Dropped }
+    }
+
+    /// A throw-away decode ended.
+    pub fn released(&self, end: LegEnd) {
+        self.0.released[end as usize].one();
+    }
+
+    /// A leg was sent once more because its reused connection had died before any response byte.
+    pub fn resent(&self) {
+        self.0.resent.one();
+    }
+
+    /// Legs detached now.
+    pub fn detached_now(&self) -> u64 {
+        self.0.detached_now.load(Ordering::Relaxed)
+    }
+}
+
+/// A detached leg, as long as it lives. Dropped without [`DetachedLeg::ended`], it counts as dropped.
+#[derive(Debug)]
+#[must_use = "the leg counts as over when this is dropped"]
+pub struct DetachedLeg {
+    counts: Arc<Counts>,
+    end: LegEnd,
+}
+
+impl DetachedLeg {
+    pub fn ended(mut self, end: LegEnd) {
+        self.end = end;
+    }
+}
+
+impl Drop for DetachedLeg {
+    fn drop(&mut self) {
+        self.counts.detached_now.fetch_sub(1, Ordering::Relaxed);
+        self.counts.detached[self.end as usize].one();
+    }
+}

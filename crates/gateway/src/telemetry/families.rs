@@ -1,0 +1,119 @@
+//! The table of metric families: every series that Baton exports has its row here and nowhere else.
+//!
+//! Names, types and labels of `smg_` families are SMG's, so that its dashboards and alerts keep working; where Baton
+//! measures something better under the same name, the help text says so. `baton_` families are those that SMG lacks.
+
+use prometheus::Registry;
+use prometheus::proto::MetricFamily;
+
+use super::family::{BadFamily, Buckets, Counters, Gauges, Histograms, Row, Totals, recorded, row, scraped};
+
+recorded! {
+    /// Requests answered, inference or not.
+    http_requests: Counters "smg_http_requests_total" [method, path], "requests", Smg;
+    /// Answers by status; 499 for a client that left before one. Empty error_code: no error.
+    http_responses: Counters "smg_http_responses_total" [path, status_code, error_code], "answers", Smg;
+    /// From a request's receipt to its last byte.
+    http_seconds: Histograms "smg_http_request_duration_seconds" [method, path], "seconds", Smg;
+
+    /// Inference requests, each once however often it was tried.
+    router_requests: Counters "smg_router_requests_total" [router_type, backend_type, connection_mode, model, endpoint, streaming], "requests", Smg;
+    /// From an inference request's receipt to its last byte.
+    router_seconds: Histograms "smg_router_request_duration_seconds" [router_type, backend_type, connection_mode, model, endpoint, streaming], "seconds", Smg;
+    /// Inference requests answered with an error or cut off.
+    router_errors: Counters "smg_router_request_errors_total" [router_type, backend_type, connection_mode, model, endpoint, streaming, error_type], "requests", Smg;
+    /// Streamed answers: from the answering leg's dispatch to its first body byte. Without the prefill leg; see smg_pd_ttft_seconds.
+    router_ttft: Histograms "smg_router_ttft_seconds" [router_type, backend_type, model, endpoint], "seconds", Smg;
+    /// Streamed answers of known length: mean time per output token after the first.
+    router_tpot: Histograms "smg_router_tpot_seconds" [router_type, backend_type, model, endpoint], "seconds", Smg;
+    /// Tokens as the engines counted them, where their answer says so.
+    router_tokens: Counters "smg_router_tokens_total" [router_type, backend_type, model, endpoint, token_type], "tokens", Smg;
+    /// Legs sent once more because a reused connection had died before any response byte.
+    resends: Counters "smg_router_upstream_send_retries_total" [router_type], "legs", Smg;
+
+    /// From the prefill leg's dispatch to the decode's first body byte: what the client waits. SMG over HTTP stops at the decode's head.
+    pd_ttft: Histograms "smg_pd_ttft_seconds" [backend_type, model, runtime], "seconds", SmgPd;
+    /// From the decode leg's dispatch to its first body byte.
+    pd_decode_ttft: Histograms "smg_pd_decode_ttft_seconds" [backend_type, model, runtime], "seconds", Smg;
+    /// From the prefill leg's dispatch to its answer; to its head where both legs run at once.
+    pd_prefill: Histograms "smg_pd_prefill_duration_seconds" [backend_type, model, runtime], "seconds", SmgPd;
+    /// Prefill first: from the prefill's answer to the decode leg's dispatch.
+    pd_kv_transfer: Histograms "smg_pd_kv_transfer_duration_seconds" [backend_type, model, runtime], "seconds", SmgPd;
+    /// vLLM dispatches by the connector that was told to hand the KV over.
+    pd_connector_mode: Counters "smg_pd_kv_connector_mode_total" [mode], "requests", SmgPd;
+    /// Hand-offs lost: the prefill returned no parameters where the connector must, or unusable ones.
+    pd_kv_failures: Counters "smg_pd_kv_transfer_failures_total" [], "requests", SmgPd;
+    /// Always 0: a body that cannot be edited is refused before workers are chosen.
+    pd_bootstrap_failures: Counters "smg_pd_bootstrap_failures_total" [], "requests", SmgPd;
+
+    /// Workers picked, once for each leg and attempt.
+    worker_selections: Counters "smg_worker_selection_total" [worker_type, connection_mode, model, policy], "picks", SmgPd;
+    /// Legs placed on the worker, attempts that failed included.
+    worker_requests: Counters "smg_worker_requests_total" [worker, model], "legs", Smg;
+    /// Legs that failed.
+    worker_errors: Counters "smg_worker_errors_total" [worker_type, connection_mode, error_type], "legs", Smg;
+    /// Attempts after the first, by the leg that had failed.
+    retries: Counters "smg_worker_retries_total" [worker_type, endpoint], "attempts", Smg;
+    /// Requests that failed at their last allowed attempt.
+    retries_exhausted: Counters "smg_worker_retries_exhausted_total" [worker_type, endpoint], "requests", Smg;
+    /// Wait before an attempt; attempt counts the retries, from 1, and ends at 10+.
+    retry_backoff: Histograms "smg_worker_retry_backoff_seconds" [attempt], "seconds", Smg;
+
+    /// Requests that were not let in: queue_full, or queue_timeout after waiting.
+    queue_rejected: Counters "smg_admission_queue_rejected_total" [reason], "requests", Smg;
+
+    /// How exchanges ended: served, failed, cut, client_gone.
+    exchanges: Counters "baton_exchanges_total" [outcome], "requests", Baton;
+    /// What became of hand-offs, by the decode's engine and the connector, empty where there is none.
+    handoffs: Counters "baton_handoffs_total" [runtime, mode, result], "requests", Baton;
+    /// Prompt tokens that the engine found in its prefix cache; part of token_type="input".
+    cached_tokens: Counters "baton_cached_tokens_total" [model], "tokens", Baton;
+    /// Body bytes of requests.
+    request_bytes: Counters "baton_request_bytes_total" [], "bytes", Baton;
+    /// Body bytes of answers to clients.
+    answer_bytes: Counters "baton_answer_bytes_total" [], "bytes", Baton;
+    /// Legs read on in the background after their request ended, by how that ended.
+    detached_ended: Counters "baton_detached_legs_ended_total" [result], "legs", Baton;
+    /// Throw-away decodes that freed handed-over KV, by how they ended.
+    releases: Counters "baton_releases_total" [result], "legs", Baton;
+}
+
+scraped! {
+    /// Legs in flight on the worker.
+    requests_active: Gauges "smg_worker_requests_active" [worker], "legs", SmgPd;
+    /// 1: ready. 0: not yet or not any more.
+    health: Gauges "smg_worker_health" [worker], "", Smg;
+    /// The worker's breaker: 0 closed, 1 open, 2 half-open.
+    cb_state: Gauges "smg_worker_cb_state" [worker], "", Smg;
+    /// Failures in a row as the breaker counts them.
+    cb_failures: Gauges "smg_worker_cb_consecutive_failures" [worker], "legs", Smg;
+    /// Successes in a row as the breaker counts them, since its last failure.
+    cb_successes: Gauges "smg_worker_cb_consecutive_successes" [worker], "legs", Smg;
+    /// Workers registered, by role and first model.
+    pool_size: Gauges "smg_worker_pool_size" [worker_type, connection_mode, model], "workers", Smg;
+
+    /// Requests let in and not yet at their last byte.
+    admission_inflight: Gauges "smg_admission_inflight" [], "requests", Smg;
+    /// Requests that wait to be let in.
+    admission_queue: Gauges "smg_admission_queue_depth" [], "requests", Smg;
+    /// Client connections open.
+    connections: Gauges "smg_http_connections_active" [], "connections", Smg;
+    /// Log lines dropped because their sink could not keep up.
+    log_dropped: Gauges "smg_log_dropped_lines" [sink], "lines", Smg;
+
+    /// Times that the worker's breaker changed its state.
+    cb_transitions: Totals "baton_worker_cb_transitions_total" [worker], "changes", Baton;
+    /// Legs that are read on in the background now.
+    detached: Gauges "baton_detached_legs" [], "legs", Baton;
+    /// 1: a request could be served now, by a ready pair or a ready whole worker.
+    ready: Gauges "baton_ready" [], "", Baton;
+    /// Prefill and decode workers that may pair, ready or not.
+    pairs: Gauges "baton_pairs" [], "pairs", Baton;
+    /// Always 1; the label has the version.
+    build: Gauges "baton_build" [version], "", Baton;
+}
+
+/// All rows, in the order in which they are exported.
+pub fn table() -> impl Iterator<Item = &'static Row> {
+    Recorded::ROWS.iter().chain(Scraped::ROWS)
+}

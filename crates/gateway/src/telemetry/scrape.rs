@@ -1,0 +1,101 @@
+//! What is exported when somebody looks: gauges read off the fleet, then everything as text.
+//!
+//! Gauges are built anew from the leases, breakers and health of the workers there are. Nothing is added and taken away
+//! again on the way, so that no gauge can go below zero, stay up, or outlive its worker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use baton_core::breaker::Breaker;
+use baton_core::fleet::{Fleet, Seat, Status};
+use prometheus::proto::MetricFamily;
+use prometheus::{Registry, TextEncoder};
+
+use super::families::{Recorded, Scraped, table};
+use super::family::OTHER;
+use super::labels;
+
+/// Counts that only the shell knows at the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Requests let in and not yet at their last byte.
+    pub inflight: usize,
+    /// Requests that wait to be let in.
+    pub queued: usize,
+    /// Client connections open.
+    pub connections: usize,
+}
+
+/// Gauges of the fleet as it is now.
+pub fn read(fleet: &Fleet, scraped: &Scraped) {
+    let mut engines = BTreeMap::<&str, Vec<&Seat>>::new();
+    let mut pools = BTreeMap::<[&str; 3], u32>::new();
+    for seat in fleet.seats() {
+        let worker = &seat.worker;
+        engines.entry(&worker.url).or_default().push(seat);
+        let model = worker.models.first().map_or(OTHER, String::as_str);
+        *pools.entry([worker.role.as_str(), labels::connection_mode(worker), model]).or_default() += 1;
+    }
+    for (url, ranks) in engines {
+        read_engine(url, &ranks, scraped);
+    }
+    for (pool, size) in pools {
+        scraped.pool_size.set(pool, f64::from(size));
+    }
+    scraped.ready.set([], f64::from(u8::from(fleet.ready())));
+    scraped.pairs.set([], fleet.prefill().iter().map(|p| p.partners.len()).sum::<usize>() as f64);
+    scraped.build.set([env!("CARGO_PKG_VERSION")], 1.0);
+}
+
+/// Ranks of one engine share its URL, and so its series: loads add up, of the rest the worst is shown.
+fn read_engine(url: &str, ranks: &[&Seat], scraped: &Scraped) {
+    let breakers: Vec<Breaker> = ranks.iter().map(|seat| seat.pulse.breaker()).collect();
+    let worst = |of: fn(&Breaker) -> u32| f64::from(breakers.iter().map(of).max().unwrap_or(0));
+    let active: f64 = ranks.iter().map(|seat| f64::from(seat.load.in_flight())).sum();
+    let well = ranks.iter().all(|seat| seat.pulse.status() == Status::Ready);
+    scraped.requests_active.set([url], active);
+    scraped.health.set([url], f64::from(u8::from(well)));
+    scraped.cb_state.set([url], breakers.iter().map(|b| b.state().gauge()).max().unwrap_or(0) as f64);
+    scraped.cb_failures.set([url], worst(Breaker::bad_in_a_row));
+    scraped.cb_successes.set([url], worst(Breaker::good_in_a_row));
+    scraped.cb_transitions.add([url], breakers.iter().map(|b| u64::from(b.transitions())).sum());
+}
+
+/// Series of models and workers that are there but have not been asked for yet appear at zero.
+pub fn seed(fleet: &Fleet, all: &Recorded) {
+    for seat in fleet.seats() {
+        for model in &seat.worker.models {
+            all.worker_requests.of([&seat.worker.url, model]);
+        }
+    }
+    let models: BTreeSet<&str> = fleet.models().into_iter().collect();
+    for model in models {
+        for seat in fleet.decode().iter().filter(|s| s.worker.serves(Some(model))) {
+            let short = [labels::backend_type(true), model, seat.worker.engine.as_str()];
+            for family in [&all.pd_ttft, &all.pd_decode_ttft, &all.pd_prefill] {
+                family.of(short);
+            }
+        }
+    }
+}
+
+/// The exposition: each family of the table with its series, in the table's order.
+pub fn text(registry: &Registry, scraped: &Scraped) -> String {
+    let mut found: BTreeMap<String, MetricFamily> = registry
+        .gather()
+        .into_iter()
+        .chain(scraped.collect())
+        .map(|family| (family.name().to_owned(), family))
+        .collect();
+    let mut out = String::with_capacity(64 * 1024);
+    for row in table() {
+        match found.remove(row.name).filter(|family| !family.get_metric().is_empty()) {
+            // Cannot fail: writing to memory, and the family has series.
+            Some(family) => drop(TextEncoder::new().encode_utf8(&[family], &mut out)),
+            None => {
+                let lines = ["# HELP ", row.name, " ", row.help, "\n# TYPE ", row.name, " ", row.kind, "\n"];
+                out.extend(lines);
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,211 @@
+//! From a record to counters: the one place where an exchange is counted.
+//!
+//! Series once looked up are kept in an immutable map behind an arc-swap, so that recording takes no lock and allocates
+//! nothing; a new series copies the part of the map that it joins. The map has a bound ([`MAX_KEPT`]): when it is reached
+//! the map starts anew, which costs lookups and loses no count.
+
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use baton_core::exchange::Outcome;
+use baton_core::fault::LegName;
+use baton_core::fleet::{Fleet, Worker};
+use baton_core::record::{Record, Retried};
+use rustc_hash::FxHashMap;
+
+use super::families::Recorded;
+use super::family::{Count, OTHER};
+use super::labels;
+use super::series::{LegSeries, RequestKey, RequestSeries};
+
+/// Series groups kept at hand over all models.
+pub const MAX_KEPT: usize = 16_384;
+
+/// Names of the policies by which each leg's worker is picked.
+#[derive(Clone, Copy, Debug)]
+pub struct Policies {
+    pub prefill: &'static str,
+    pub decode: &'static str,
+    pub whole: &'static str,
+}
+
+/// A leg's worker, by its address, and its place in the plan.
+type LegKey = (usize, LegName);
+
+#[derive(Clone, Default)]
+struct ModelSeries {
+    requests: FxHashMap<RequestKey, Arc<RequestSeries>>,
+    legs: FxHashMap<LegKey, Arc<LegSeries>>,
+}
+
+#[derive(Clone, Default)]
+struct Kept {
+    models: FxHashMap<Arc<str>, Arc<ModelSeries>>,
+    size: usize,
+}
+
+/// Counts records.
+pub struct Tally {
+    all: Recorded,
+    policies: Policies,
+    kept: ArcSwap<Kept>,
+    /// Held while the map is replaced, and while a series is looked up that goes into it.
+    growing: Mutex<()>,
+    request_bytes: Count,
+    answer_bytes: Count,
+}
+
+impl Tally {
+    pub fn new(all: Recorded, policies: Policies) -> Tally {
+        let request_bytes = all.request_bytes.of([]);
+        let answer_bytes = all.answer_bytes.of([]);
+        let tally = Tally {
+            all,
+            policies,
+            kept: ArcSwap::default(),
+            growing: Mutex::new(()),
+            request_bytes,
+            answer_bytes,
+        };
+        tally.begin_at_zero();
+        tally
+    }
+
+    /// Families whose label values are all known beforehand are exported from the start.
+    fn begin_at_zero(&self) {
+        let all = &self.all;
+        for outcome in Outcome::ALL {
+            all.exchanges.of([outcome.as_str()]);
+        }
+        for mode in labels::MODES {
+            all.pd_connector_mode.of([mode]);
+        }
+        for reason in labels::QUEUE_REASONS {
+            all.queue_rejected.of([reason]);
+        }
+        all.pd_kv_failures.of([]);
+        all.pd_bootstrap_failures.of([]);
+    }
+
+    pub fn families(&self) -> &Recorded {
+        &self.all
+    }
+
+    /// `fleet` is asked only about a model that was not seen before.
+    pub fn record(&self, record: &Record, fleet: impl Fn() -> Arc<Fleet>) {
+        let kept = self.kept.load();
+        let said = labels::said_model(record);
+        let (mut model, mut series) = (said, kept.models.get(said));
+        if series.is_none() {
+            model = labels::known_model(said, &fleet());
+            series = kept.models.get(model);
+        }
+        let key = RequestKey::of(record);
+        match series.and_then(|s| s.requests.get(&key)) {
+            Some(found) => found.add(record),
+            None => self.request_series(model, key).add(record),
+        }
+        let series = series.map(Arc::as_ref);
+        self.legs(series, model, record.pd, [&record.prefill, &record.decode]);
+        self.request_bytes.add(record.request_bytes);
+        self.answer_bytes.add(record.answer_bytes);
+        if !record.retried.is_empty() || record.retries_exhausted || record.leg.is_some() {
+            self.troubles(series, model, record);
+        }
+    }
+
+    fn legs(&self, series: Option<&ModelSeries>, model: &str, pd: bool, placed: [&Option<Arc<Worker>>; 2]) {
+        let answering = if pd { LegName::Decode } else { LegName::Whole };
+        for (worker, leg) in placed.into_iter().zip([LegName::Prefill, answering]) {
+            let Some(worker) = worker else { continue };
+            match series.and_then(|s| s.legs.get(&leg_key(worker, leg))) {
+                Some(found) => found.add(),
+                None => self.leg_series(model, worker, leg).add(),
+            }
+        }
+    }
+
+    /// Failed legs and further attempts. Rare enough to look their series up each time.
+    fn troubles(&self, series: Option<&ModelSeries>, model: &str, record: &Record) {
+        let endpoint = record.api.map_or(OTHER, labels::endpoint);
+        for (n, attempt) in record.retried.iter().enumerate() {
+            let Retried { code, wait, leg, prefill, decode } = attempt;
+            self.legs(series, model, prefill.is_some(), [prefill, decode]);
+            self.failed_leg(*leg, code, [prefill, decode]);
+            self.all.retries.of([labels::worker_type(*leg), endpoint]).one();
+            self.all.retry_backoff.of([labels::attempt(n)]).took(*wait);
+        }
+        if let Some(code) = record.code {
+            self.failed_leg(record.leg, code, [&record.prefill, &record.decode]);
+        }
+        if record.retries_exhausted {
+            self.all.retries_exhausted.of([labels::worker_type(record.leg), endpoint]).one();
+        }
+    }
+
+    /// Not a leg for which no worker was found.
+    fn failed_leg(&self, leg: Option<LegName>, code: &str, placed: [&Option<Arc<Worker>>; 2]) {
+        let [prefill, decode] = placed;
+        let worker = if leg == Some(LegName::Prefill) { prefill } else { decode };
+        if let (Some(_), Some(worker)) = (leg, worker) {
+            let mode = labels::connection_mode(worker);
+            self.all.worker_errors.of([labels::worker_type(leg), mode, labels::error_type(code, leg)]).one();
+        }
+    }
+
+    #[cold]
+    fn request_series(&self, model: &str, key: RequestKey) -> Arc<RequestSeries> {
+        self.keep(model, key, |m| &mut m.requests, || RequestSeries::new(&self.all, model, &key))
+    }
+
+    #[cold]
+    fn leg_series(&self, model: &str, worker: &Arc<Worker>, leg: LegName) -> Arc<LegSeries> {
+        let policy = match leg {
+            LegName::Prefill => self.policies.prefill,
+            LegName::Decode => self.policies.decode,
+            LegName::Whole => self.policies.whole,
+        };
+        let make = || LegSeries::new(&self.all, model, policy, worker);
+        self.keep(model, leg_key(worker, leg), |m| &mut m.legs, make)
+    }
+
+    fn keep<K: Copy + Eq + Hash, S>(
+        &self,
+        model: &str,
+        key: K,
+        part: impl Fn(&mut ModelSeries) -> &mut FxHashMap<K, Arc<S>>,
+        make: impl FnOnce() -> S,
+    ) -> Arc<S> {
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = Kept::clone(&self.kept.load());
+        if kept.size >= MAX_KEPT {
+            kept = Kept::default();
+        }
+        let mut series = kept.models.get(model).map(|m| ModelSeries::clone(m)).unwrap_or_default();
+        let mut added = false;
+        let made = part(&mut series)
+            .entry(key)
+            .or_insert_with(|| {
+                added = true;
+                Arc::new(make())
+            })
+            .clone();
+        kept.size += usize::from(added);
+        kept.models.insert(Arc::from(model), Arc::new(series));
+        self.kept.store(Arc::new(kept));
+        made
+    }
+
+    /// Ends the series of workers that left: with them goes the map that could still lead to one.
+    pub fn retire(&self, is_here: impl Fn(&str) -> bool) {
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.all.worker_requests.retire(|[worker, _]| is_here(worker)) {
+            self.kept.store(Arc::default());
+        }
+    }
+}
+
+fn leg_key(worker: &Arc<Worker>, leg: LegName) -> LegKey {
+    (Arc::as_ptr(worker).addr(), leg)
+}

@@ -1,0 +1,124 @@
+//! Gauges that are read off the fleet.
+
+use baton_core::breaker::{BreakerRule, Verdict};
+use baton_core::fleet::{FleetChange, Role, Seat, Status};
+use baton_core::time::Instant;
+use expect_test::expect;
+
+use super::{Stand, join, records, worker};
+
+fn of(stand: &Stand, starts: &[&str]) -> String {
+    let wanted = |line: &String| starts.iter().any(|start| line.starts_with(start));
+    stand.samples().into_iter().filter(wanted).map(|line| line + "\n").collect()
+}
+
+#[test]
+fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
+    let stand = Stand::with_pair();
+    let rank = |slot| {
+        let mut worker = worker(9, Role::Decode);
+        worker.dp_rank = Some(slot);
+        Seat::new(slot, worker)
+    };
+    stand.change([FleetChange::Join(rank(10)), FleetChange::Join(rank(11))]);
+    stand.fleet().seat(10).unwrap().pulse.set_status(Status::Ready);
+    let take = |slot: u32| stand.fleet().seat(slot).unwrap().load.take();
+    let leases = [take(1), take(10), take(10), take(11)];
+    expect![[r#"
+        baton_answer_bytes_total 0
+        baton_build{version="0.1.0"} 1
+        baton_detached_legs 0
+        baton_detached_legs_ended_total{result="done"} 0
+        baton_detached_legs_ended_total{result="dropped"} 0
+        baton_detached_legs_ended_total{result="failed"} 0
+        baton_detached_legs_ended_total{result="timed_out"} 0
+        baton_exchanges_total{outcome="client_gone"} 0
+        baton_exchanges_total{outcome="cut"} 0
+        baton_exchanges_total{outcome="failed"} 0
+        baton_exchanges_total{outcome="served"} 0
+        baton_pairs 3
+        baton_ready 1
+        baton_releases_total{result="done"} 0
+        baton_releases_total{result="dropped"} 0
+        baton_releases_total{result="failed"} 0
+        baton_releases_total{result="timed_out"} 0
+        baton_request_bytes_total 0
+        baton_worker_cb_transitions_total{worker="http://h:1"} 0
+        baton_worker_cb_transitions_total{worker="http://h:2"} 0
+        baton_worker_cb_transitions_total{worker="http://h:9"} 0
+        smg_worker_health{worker="http://h:1"} 1
+        smg_worker_health{worker="http://h:2"} 1
+        smg_worker_health{worker="http://h:9"} 0
+        smg_worker_pool_size{connection_mode="http",model="llama",worker_type="decode"} 3
+        smg_worker_pool_size{connection_mode="http",model="llama",worker_type="prefill"} 1
+        smg_worker_requests_active{worker="http://h:1"} 1
+        smg_worker_requests_active{worker="http://h:2"} 0
+        smg_worker_requests_active{worker="http://h:9"} 3
+    "#]]
+    .assert_eq(&of(
+        &stand,
+        &["smg_worker_requests_active", "smg_worker_health", "smg_worker_pool", "baton_"],
+    ));
+    drop(leases);
+    expect![[r#"
+        smg_worker_requests_active{worker="http://h:1"} 0
+        smg_worker_requests_active{worker="http://h:2"} 0
+        smg_worker_requests_active{worker="http://h:9"} 0
+    "#]]
+    .assert_eq(&of(&stand, &["smg_worker_requests_active"]));
+}
+
+#[test]
+fn a_breaker_that_opened() {
+    let stand = Stand::with_pair();
+    let rule = BreakerRule { failure_threshold: 2, ..BreakerRule::default() };
+    for _ in 0..2 {
+        stand.fleet().seat(2).unwrap().pulse.record(Verdict::Bad, &rule, Instant::ZERO);
+    }
+    expect![[r#"
+        baton_worker_cb_transitions_total{worker="http://h:1"} 0
+        baton_worker_cb_transitions_total{worker="http://h:2"} 1
+        smg_worker_cb_consecutive_failures{worker="http://h:1"} 0
+        smg_worker_cb_consecutive_failures{worker="http://h:2"} 2
+        smg_worker_cb_consecutive_successes{worker="http://h:1"} 0
+        smg_worker_cb_consecutive_successes{worker="http://h:2"} 0
+        smg_worker_cb_state{worker="http://h:1"} 0
+        smg_worker_cb_state{worker="http://h:2"} 1
+    "#]]
+    .assert_eq(&of(&stand, &["smg_worker_cb", "baton_worker_cb"]));
+}
+
+#[test]
+fn a_worker_that_left_takes_its_series_along() {
+    let stand = Stand::with_pair();
+    let record = records::served(&stand);
+    stand.telemetry.record(&record);
+    assert_ne!(of(&stand, &[r#"smg_worker_requests_total{model="llama",worker="http://h:2""#]), "");
+    stand.change([FleetChange::Leave { slot: 2 }]);
+    let text = stand.telemetry.render();
+    assert!(!text.contains("http://h:2"));
+    // A request that was still under way tells of it once more; the next look ends that too.
+    stand.telemetry.record(&record);
+    assert!(!stand.telemetry.render().contains("http://h:2"));
+    // It comes back and counts from zero, on the series that is shown.
+    stand.change([join(12, Role::Decode)]);
+    let mut back = worker(2, Role::Decode);
+    back.id = "again".to_owned();
+    stand.change([FleetChange::Describe { slot: 12, worker: Box::new(back) }]);
+    let again = baton_core::record::Record { decode: Some(stand.worker(12)), ..record };
+    stand.telemetry.record(&again);
+    assert!(stand.samples().contains(r#"smg_worker_requests_total{model="llama",worker="http://h:2"} 1"#));
+    // What does not name the worker is not lost.
+    assert!(stand.samples().contains(r#"baton_exchanges_total{outcome="served"} 3"#));
+}
+
+#[test]
+fn series_of_a_model_stand_at_zero_before_its_first_request() {
+    let stand = Stand::with_pair();
+    expect![[r#"
+        smg_pd_ttft_seconds_count{backend_type="pd",model="llama",runtime="vllm"} 0
+        smg_worker_requests_total{model="llama",worker="http://h:1"} 0
+        smg_worker_requests_total{model="llama",worker="http://h:2"} 0
+    "#]]
+    .assert_eq(&of(&stand, &["smg_pd_ttft_seconds_count", "smg_worker_requests_total"]));
+}

@@ -244,6 +244,11 @@ impl Exchange {
         self.attempt
     }
 
+    /// What the attempt before failed with.
+    pub fn last_fault(&self) -> Option<&Fault> {
+        self.last.as_ref()
+    }
+
     pub fn is_done(&self) -> bool {
         self.phase == Phase::Done
     }

@@ -46,3 +46,9 @@ mod tests {
         assert_eq!(clock.now(), at);
     }
 }
+
+/// A seed that differs from start to start.
+pub fn seed() -> u64 {
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    wall.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
+}

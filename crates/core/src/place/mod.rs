@@ -62,3 +62,13 @@ impl Strategy {
         }
     }
 }
+
+/// A decode worker that may pair with the prefill of this id, not the one to avoid if there is another:
+/// the one that is least loaded, with a place taken on it.
+pub fn partner(fleet: &Fleet, prefill: &str, avoid: &str, now: Instant, dice: &mut Dice) -> Option<Taken> {
+    let own = fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
+    let well: Vec<&Arc<Seat>> = own.partners.iter().filter(|s| s.pulse.available(now)).collect();
+    let other: Vec<&Arc<Seat>> = well.iter().copied().filter(|s| s.worker.id != avoid).collect();
+    let taken = Policy::LeastLoad.take(if other.is_empty() { &well } else { &other }, dice)?;
+    taken.seat.pulse.enter(now).then_some(taken)
+}

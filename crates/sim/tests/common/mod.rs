@@ -1,7 +1,6 @@
 //! A small HTTP client for the tests, and the two ways in which a pair is used.
 
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may fail this way")]
 
 use std::net::SocketAddr;
 

@@ -1,0 +1,115 @@
+//! Legs that live on without their exchange: drained, or sent to release KV.
+//!
+//! Both are bounded, in number by the gateway's places for them and in time by the limits; without a place
+//! the leg is closed, which costs the engine an abort and nothing else.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use baton_core::breaker::Verdict;
+use baton_core::exchange::Leg;
+use baton_core::fault::{Fault, LegName, read_refusal};
+use baton_core::handoff;
+use baton_core::place::{self, Taken};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Drive;
+use crate::gateway::Gateway;
+use crate::lane::Lane;
+use crate::telemetry::LegEnd;
+use crate::upstream::{self, LegEvent, Want};
+
+impl Drive {
+    /// Lets the leg finish in the background, with its lease.
+    pub(super) fn detach(&mut self, leg: Leg) {
+        let (Some(io), Some(taken)) = (self.legs[leg as usize].take(), self.taken[leg as usize].take())
+        else {
+            return;
+        };
+        let Some(name) = self.plan.as_ref().map(|p| p.course.name(leg)) else { return };
+        let Some((runtime, place)) = self.background() else {
+            self.judge(&taken, Verdict::Mute);
+            return;
+        };
+        let limit = self.gateway.rules.exchange.detach_timeout;
+        let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
+        let counted = gateway.telemetry.background().detached();
+        runtime.spawn(async move {
+            let (end, verdict) = drained(io, name, limit).await;
+            taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
+            counted.ended(end);
+            drop((taken, place));
+        });
+    }
+
+    /// Makes a decode consume the KV that the prefill holds for this request.
+    pub(super) fn release(&mut self) {
+        let Some((runtime, place)) = self.background() else {
+            return self.gateway.telemetry.background().released(LegEnd::Dropped);
+        };
+        let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else { return };
+        let now = self.lane.clock.now();
+        let avoid = self.record.decode.as_ref().map_or("", |w| w.id.as_str());
+        let fleet = self.gateway.registry.fleet();
+        let Some(taken) = place::partner(&fleet, &prefill.id, avoid, now, &mut self.dice) else {
+            self.gateway.telemetry.background().released(LegEnd::Dropped);
+            return;
+        };
+        let mut edits = plan.decode.clone();
+        edits.extend(self.derived.iter().cloned());
+        let request = self.request(&handoff::release_edits(&self.ask, &edits), &plan.request_id);
+        let io = upstream::Leg::send(&self.lane.pool, self.lane.clock, &taken.seat, request, Want::Drained);
+        let limit = self.gateway.rules.exchange.release_timeout;
+        let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
+        runtime.spawn(async move {
+            let (end, verdict) = drained(io, LegName::Decode, limit).await;
+            taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
+            gateway.telemetry.background().released(end);
+            drop((taken, place));
+        });
+    }
+
+    fn judge(&self, taken: &Taken, verdict: Verdict) {
+        taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.lane.clock.now());
+    }
+
+    /// A place in the background, if there is one and the runtime still runs.
+    fn background(&self) -> Option<(tokio::runtime::Handle, OwnedSemaphorePermit)> {
+        let runtime = tokio::runtime::Handle::try_current().ok()?;
+        let place = self.gateway.background.clone().try_acquire_owned().ok()?;
+        Some((runtime, place))
+    }
+}
+
+/// Reads a leg to its end. What became of it, and what that says about its worker.
+async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegEnd, Verdict) {
+    let end = poll_fn(|cx: &mut Context<'_>| {
+        loop {
+            match io.poll_event(cx) {
+                Poll::Ready(LegEvent::Head(_)) => {}
+                other => return other,
+            }
+        }
+    });
+    match tokio::time::timeout(limit, end).await {
+        Err(_) => (LegEnd::TimedOut, Verdict::Bad),
+        Ok(LegEvent::Ended | LegEvent::Answer(_) | LegEvent::Head(_)) => (LegEnd::Done, Verdict::Good),
+        Ok(LegEvent::Refused { status, body, retry_after }) => {
+            let refusal = read_refusal(status, &body, retry_after, false);
+            (LegEnd::Failed, Fault::Refused { leg: name, refusal }.verdict(name))
+        }
+        Ok(LegEvent::Unreachable(_) | LegEvent::Broken(_)) => (LegEnd::Failed, Verdict::Bad),
+    }
+}
+
+/// Keeps the lane's pool free of dead connections and of workers that left.
+pub async fn sweep(gateway: Arc<Gateway>, lane: Arc<Lane>) {
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tick.tick().await;
+        lane.pool.sweep(&gateway.registry.fleet(), lane.clock.now());
+        lane.sweep(&gateway.timeouts);
+    }
+}

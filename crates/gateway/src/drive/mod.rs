@@ -1,0 +1,288 @@
+//! The driver: carries out what `core::exchange` says and tells it what happened.
+//!
+//! It knows legs as two slots and a plan as edits and a course; it never asks whose engine it is. All of
+//! one exchange is polled in the task of its client's connection: dropping the [`Drive`] is the client
+//! leaving, and ends or hands over every leg by the plan's rules.
+
+mod background;
+pub use background::sweep;
+mod legs;
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use baton_core::ask::Ask;
+use baton_core::body::Envelope;
+use baton_core::dice::Dice;
+use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
+use baton_core::fault::Fault;
+use baton_core::fleet::Engine;
+use baton_core::handoff::{self, Edits, Pair, Plan};
+use baton_core::place::{Look, Placement, Taken};
+use baton_core::record::{Record, Retried};
+use http::HeaderMap;
+use smallvec::SmallVec;
+use tokio::time::Sleep;
+
+use crate::entrance::Permit;
+use crate::gateway::Gateway;
+use crate::lane::Lane;
+use crate::telemetry::ExchangeSpan;
+use crate::upstream::{self, Head};
+
+/// What the client gets next.
+pub enum Turn {
+    /// The decode's answer begins.
+    Start(Head),
+    /// The exchange failed before that.
+    Fail(Fault),
+}
+
+/// A request as it enters the driver.
+pub struct Entry {
+    pub ask: Ask,
+    pub body: Envelope,
+    /// Headers of the client that both legs get.
+    pub forward: HeaderMap,
+    pub record: Record,
+    pub permit: Permit,
+}
+
+/// One exchange under way.
+pub struct Drive {
+    gateway: Arc<Gateway>,
+    lane: Arc<Lane>,
+    exchange: Exchange,
+    dice: Dice,
+    ask: Ask,
+    body: Envelope,
+    forward: HeaderMap,
+    plan: Option<Plan>,
+    /// Edits of the decode leg that the prefill's answer brought.
+    derived: Edits,
+    taken: [Option<Taken>; 2],
+    legs: [Option<upstream::Leg>; 2],
+    tried: SmallVec<[u32; 4]>,
+    deadline: Option<Pin<Box<Sleep>>>,
+    backoff: Option<Pin<Box<Sleep>>>,
+    pending: VecDeque<Event>,
+    head: Option<Head>,
+    told: Option<Fault>,
+    pub(crate) record: Record,
+    span: ExchangeSpan,
+    _permit: Permit,
+}
+
+impl Drive {
+    pub fn new(gateway: Arc<Gateway>, lane: Arc<Lane>, entry: Entry) -> Box<Drive> {
+        let rules = &gateway.rules;
+        let exchange = Exchange::new(rules.retry.clone(), rules.exchange.request_timeout);
+        let dice = lane.dice();
+        Box::new(Drive {
+            exchange,
+            dice,
+            ask: entry.ask,
+            body: entry.body,
+            forward: entry.forward,
+            plan: None,
+            derived: Edits::new(),
+            taken: [None, None],
+            legs: [None, None],
+            tried: SmallVec::new(),
+            deadline: None,
+            backoff: None,
+            pending: VecDeque::new(),
+            head: None,
+            told: None,
+            span: ExchangeSpan::new(&entry.record.request_id, entry.record.method, &entry.record.path),
+            record: entry.record,
+            _permit: entry.permit,
+            gateway,
+            lane,
+        })
+    }
+
+    /// Runs until the client can be told something.
+    pub async fn run(mut self: Box<Drive>) -> (Box<Drive>, Turn) {
+        self.pending.push_back(Event::Begin);
+        loop {
+            let event = match self.pending.pop_front() {
+                Some(event) => event,
+                None => poll_fn(|cx| self.poll_event(cx)).await,
+            };
+            self.on(event);
+            if let Some(head) = self.head.take_if(|_| self.exchange.has_started()) {
+                return (self, Turn::Start(head));
+            }
+            if let Some(fault) = self.told.take_if(|_| self.exchange.is_done()) {
+                return (self, Turn::Fail(fault));
+            }
+        }
+    }
+
+    /// Tells the exchange what happened and does what it says.
+    fn on(&mut self, event: Event) {
+        let span = self.span.span().clone();
+        let _inside = span.enter();
+        for action in self.exchange.on(event, &mut self.dice) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Place => {
+                let event = self.place();
+                self.pending.push_back(event);
+            }
+            Action::Send(leg) => self.send(leg),
+            Action::Cancel(leg) => self.legs[leg as usize] = None,
+            Action::Detach(leg) => self.detach(leg),
+            Action::Release => self.release(),
+            Action::Judge(leg, verdict) => {
+                if let Some(taken) = &self.taken[leg as usize] {
+                    taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.lane.clock.now());
+                }
+            }
+            Action::Free(leg) => {
+                self.legs[leg as usize] = None;
+                self.taken[leg as usize] = None;
+            }
+            Action::Start => {}
+            Action::Fail(fault) | Action::Cut(fault) => {
+                self.record.blame(&fault);
+                self.told = Some(fault);
+            }
+            Action::Wait(wait) => {
+                if let Some(fault) = self.exchange.last_fault() {
+                    let retried =
+                        Retried::new(fault, self.record.prefill.clone(), self.record.decode.clone());
+                    self.record.retried.push(Retried { wait, ..retried });
+                }
+                self.backoff = Some(Box::pin(tokio::time::sleep(wait)));
+            }
+            Action::Settle(outcome) => self.settle(outcome),
+        }
+    }
+
+    fn place(&mut self) -> Event {
+        let (gateway, now) = (self.gateway.clone(), self.lane.clock.now());
+        let fleet = gateway.registry.fleet();
+        let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
+        let placement = match gateway.strategy.place(&look, &mut self.dice) {
+            Ok(placement) => placement,
+            Err(fault) => return Event::Unplaced(fault),
+        };
+        self.derived.clear();
+        let record = &mut self.record;
+        record.attempts += 1;
+        let plan = match &placement {
+            Placement::Whole { worker } => {
+                (record.pd, record.prefill) = (false, None);
+                handoff::plan(Pair::Whole(&worker.seat.worker), &self.ask, &mut self.dice)
+            }
+            Placement::Pair { prefill, decode } => {
+                record.pd = true;
+                record.prefill = Some(prefill.seat.worker.clone());
+                let pair = Pair::Legs { prefill: &prefill.seat.worker, decode: &decode.seat.worker };
+                handoff::plan(pair, &self.ask, &mut self.dice)
+            }
+        };
+        (record.mode, record.handoff) = (plan.mode, plan.result);
+        let course = plan.course;
+        self.plan = Some(plan);
+        self.taken = match placement {
+            Placement::Whole { worker } => [None, Some(worker)],
+            Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
+        };
+        if course.order == baton_core::exchange::Order::Single {
+            self.forgo_prefill();
+        }
+        let [prefill, decode] = &self.taken;
+        self.tried.extend([prefill, decode].into_iter().flatten().map(|t| t.seat.slot));
+        let decode = decode.as_ref().map(|t| t.seat.worker.clone());
+        self.record.engine = decode.as_ref().map_or(Engine::Unspecified, |w| w.engine);
+        self.record.decode = decode;
+        Event::Placed(course)
+    }
+
+    /// The plan does without a prefill: the chosen one gets its place back, and its probe.
+    fn forgo_prefill(&mut self) {
+        if let Some(prefill) = self.taken[Leg::Prefill as usize].take() {
+            prefill.seat.pulse.step_back(self.lane.clock.now());
+            self.record.prefill = None;
+        }
+    }
+
+    /// The next thing that happens.
+    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        if self.lane.is_stopping() {
+            return Poll::Ready(Event::Drain);
+        }
+        for leg in [Leg::Prefill, Leg::Decode] {
+            if let Some(slot) = self.legs[leg as usize].as_mut()
+                && let Poll::Ready(event) = slot.poll_event(cx)
+            {
+                return Poll::Ready(self.told_by(leg, event));
+            }
+        }
+        if let Some(backoff) = self.backoff.as_mut()
+            && backoff.as_mut().poll(cx).is_ready()
+        {
+            self.backoff = None;
+            return Poll::Ready(Event::Resume);
+        }
+        let timeout = self.gateway.rules.exchange.request_timeout;
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        deadline.as_mut().poll(cx).map(|()| Event::Deadline)
+    }
+
+    /// Pieces of the decode's body, once the answer has begun.
+    pub(crate) fn poll_decode(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<bytes::Bytes, upstream::Lost>>> {
+        match self.legs[Leg::Decode as usize].as_mut() {
+            Some(leg) => leg.poll_body(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// The answer's body ended, broke off, or was ended from outside. Returns what to tell the client if it
+    /// was cut.
+    pub(crate) fn relay_over(&mut self, event: Event) -> Option<Fault> {
+        self.on(event);
+        self.told.take()
+    }
+
+    fn settle(&mut self, outcome: Outcome) {
+        let record = &mut self.record;
+        record.outcome = outcome;
+        record.moments.ended = self.lane.clock.now();
+        record.status = match (outcome, &self.told) {
+            (Outcome::ClientGone, _) if record.moments.first_byte.is_none() => Fault::ClientGone.status(),
+            (Outcome::Failed, Some(fault)) => fault.status(),
+            _ => record.status,
+        };
+        if outcome == Outcome::ClientGone {
+            record.code = Some(Fault::ClientGone.code());
+        }
+        record.retries_exhausted = outcome == Outcome::Failed
+            && record.attempts > 1
+            && self.told.as_ref().is_some_and(|f| f.retry() == baton_core::fault::Retry::Safe);
+        self.span.settle(record);
+        self.gateway.telemetry.record(record);
+    }
+}
+
+impl Drop for Drive {
+    /// Dropped before its end: the client left.
+    fn drop(&mut self) {
+        if !self.exchange.is_done() {
+            self.on(Event::ClientGone);
+        }
+    }
+}

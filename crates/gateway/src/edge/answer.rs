@@ -1,0 +1,154 @@
+//! Answers to clients: the one place where a fault becomes bytes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use baton_core::fault::{Fault, Shape};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http_body::{Body, Frame, SizeHint};
+
+use super::client::{Line, Phase};
+use crate::clock::Clock;
+use crate::relay::{Relay, RelayError};
+
+pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-smg-error-code");
+pub const OK: u16 = 200;
+pub const NO_CONTENT: u16 = 204;
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What a client gets: bytes that are there, or a decode's bytes as they come.
+pub enum AnswerBody {
+    Full(Option<Bytes>),
+    Relay(Box<Relay>),
+}
+
+impl AnswerBody {
+    pub fn text(text: impl Into<Bytes>) -> AnswerBody {
+        AnswerBody::Full(Some(text.into()).filter(|b| !b.is_empty()))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = RelayError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
+        match &mut *self {
+            AnswerBody::Full(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
+            AnswerBody::Relay(relay) => relay.poll_piece(cx).map(|p| p.map(|r| r.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            AnswerBody::Full(bytes) => bytes.is_none(),
+            AnswerBody::Relay(relay) => relay.is_over(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            AnswerBody::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
+            AnswerBody::Relay(relay) => relay.left().map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+/// The body of an answer on a client's connection; marks the connection idle once it is through.
+pub struct Served {
+    body: AnswerBody,
+    line: Arc<Line>,
+    clock: Clock,
+}
+
+impl Served {
+    pub fn new(body: AnswerBody, line: Arc<Line>, clock: Clock) -> Served {
+        line.turn(Phase::Answering, clock.now());
+        Served { body, line, clock }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.line.turn(Phase::Idle, self.clock.now());
+    }
+}
+
+impl Body for Served {
+    type Data = Bytes;
+    type Error = RelayError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+pub type Reply = Response<AnswerBody>;
+
+/// A status from a number that core decided on.
+pub fn status(code: u16) -> StatusCode {
+    StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// The answer that a fault knows.
+pub fn fault(fault: &Fault, shape: Shape, request_id: &str) -> Reply {
+    let answer = fault.answer();
+    let mut reply = json(answer.status, answer.body(shape, request_id));
+    let headers = reply.headers_mut();
+    if let Ok(code) = HeaderValue::from_str(&answer.code) {
+        headers.insert(ERROR_CODE, code);
+    }
+    let set = [
+        (header::RETRY_AFTER, answer.retry_after.as_deref()),
+        (header::ALLOW, answer.allow),
+        (header::WWW_AUTHENTICATE, answer.authenticate),
+    ];
+    for (name, value) in set {
+        if let Some(Ok(value)) = value.map(HeaderValue::from_str) {
+            headers.insert(name, value);
+        }
+    }
+    if matches!(fault, Fault::BodyStalled | Fault::BodyBroken | Fault::BodyTooLarge { .. }) {
+        // The rest of the body will not be read, so the connection cannot serve again.
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    id(&mut reply, request_id);
+    reply
+}
+
+pub fn id(reply: &mut Reply, request_id: &str) {
+    if let Ok(value) = HeaderValue::from_str(request_id) {
+        reply.headers_mut().insert(REQUEST_ID, value);
+    }
+}
+
+pub fn json(code: u16, body: String) -> Reply {
+    with_type(code, body, HeaderValue::from_static("application/json"))
+}
+
+pub fn text(code: u16, body: &'static str) -> Reply {
+    with_type(code, body, HeaderValue::from_static("text/plain; charset=utf-8"))
+}
+
+fn with_type(code: u16, body: impl Into<Bytes>, kind: HeaderValue) -> Reply {
+    let mut reply = Response::new(AnswerBody::text(body));
+    *reply.status_mut() = status(code);
+    reply.headers_mut().insert(header::CONTENT_TYPE, kind);
+    reply
+}

@@ -1,0 +1,227 @@
+//! A client's connection: is the client still there?
+//!
+//! A client that closes its socket and one that only closes its sending half look the same from here: both
+//! send FIN. Only what happens to our next bytes tells them apart, so while a request is being served an
+//! end of input is answered with an interim `100 Continue`, which every HTTP/1.1 client skips. A client
+//! that is gone resets the connection in reply, and that is a disconnect; one that is waiting gets its
+//! answer. Once a stream has begun the same question is put by an SSE comment, which the relay writes.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use baton_core::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+use tokio_rustls::server::TlsStream;
+
+/// What a connection is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Between two requests.
+    Idle = 0,
+    /// A request's head is arriving.
+    Head = 1,
+    /// A request is being served and nothing of the answer has been written.
+    Busy = 2,
+    /// The answer is being written.
+    Answering = 3,
+}
+
+/// The part of a connection that the lane and the request in it share.
+#[derive(Debug, Default)]
+pub struct Line {
+    phase: AtomicU8,
+    since_micros: AtomicU64,
+    /// The input has ended while the answer was being written.
+    pub ask_client: AtomicBool,
+    /// Nothing of an HTTP/1.1 answer waits to be written.
+    flushed: AtomicBool,
+    interim_ok: AtomicBool,
+    doomed: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Line {
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            1 => Phase::Head,
+            2 => Phase::Busy,
+            3 => Phase::Answering,
+            _ => Phase::Idle,
+        }
+    }
+
+    pub fn turn(&self, phase: Phase, now: Instant) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+        self.since_micros.store(now.as_micros(), Ordering::Relaxed);
+    }
+
+    pub fn since(&self) -> Instant {
+        Instant::from_micros(self.since_micros.load(Ordering::Relaxed))
+    }
+
+    /// May an interim answer be written? Not to an HTTP/1.0 client.
+    pub fn set_interim_ok(&self, ok: bool) {
+        self.interim_ok.store(ok, Ordering::Relaxed);
+    }
+
+    /// Ends the connection at its next turn.
+    pub fn doom(&self) {
+        self.doomed.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    pub fn is_doomed(&self) -> bool {
+        self.doomed.load(Ordering::Relaxed)
+    }
+
+    pub fn wake(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub fn remember(&self, cx: &Context<'_>) {
+        let mut waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        match waker.as_mut() {
+            Some(w) => w.clone_from(cx.waker()),
+            None => *waker = Some(cx.waker().clone()),
+        }
+    }
+}
+
+/// Plain or TLS.
+pub enum ClientWire {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// How often a half-closed connection is asked whether it was reset.
+const LOOK: Duration = Duration::from_millis(50);
+
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+pub struct ClientIo {
+    wire: ClientWire,
+    line: Arc<Line>,
+    clock: crate::clock::Clock,
+    /// Set once the input has ended in the middle of a request.
+    half: Option<Pin<Box<Sleep>>>,
+    asked: bool,
+}
+
+impl ClientIo {
+    pub fn new(wire: ClientWire, line: Arc<Line>, clock: crate::clock::Clock) -> ClientIo {
+        line.flushed.store(true, Ordering::Relaxed);
+        ClientIo { wire, line, clock, half: None, asked: false }
+    }
+
+    /// The input has ended. Gone, or only half closed?
+    fn poll_half(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ClientWire::Plain(tcp) = &self.wire else { return Poll::Ready(Ok(())) };
+        match self.line.phase() {
+            Phase::Idle | Phase::Head => return Poll::Ready(Ok(())),
+            Phase::Busy if !self.line.interim_ok.load(Ordering::Relaxed) => return Poll::Ready(Ok(())),
+            Phase::Busy if !self.asked && self.line.flushed.load(Ordering::Relaxed) => {
+                self.asked = true;
+                if tcp.try_write(INTERIM).is_err() {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+                }
+            }
+            Phase::Answering => {
+                if !self.line.ask_client.swap(true, Ordering::Relaxed) {
+                    cx.waker().wake_by_ref();
+                }
+            }
+            Phase::Busy => {}
+        }
+        if let Ok(Some(e)) | Err(e) = tcp.take_error() {
+            return Poll::Ready(Err(e));
+        }
+        loop {
+            let look = self.half.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
+            ready!(look.as_mut().poll(cx));
+            let ClientWire::Plain(tcp) = &self.wire else { return Poll::Ready(Ok(())) };
+            if let Ok(Some(e)) | Err(e) = tcp.take_error() {
+                return Poll::Ready(Err(e));
+            }
+            if matches!(self.line.phase(), Phase::Idle) {
+                return Poll::Ready(Ok(()));
+            }
+            self.half = None;
+        }
+    }
+}
+
+macro_rules! on_wire {
+    ($self:ident, $wire:ident => $call:expr) => {
+        match &mut $self.wire {
+            ClientWire::Plain($wire) => $call,
+            ClientWire::Tls($wire) => $call,
+        }
+    };
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.half.is_some() || self.asked {
+            return self.poll_half(cx);
+        }
+        let before = buf.filled().len();
+        ready!(on_wire!(self, w => Pin::new(w).poll_read(cx, buf)))?;
+        if buf.filled().len() == before {
+            return self.poll_half(cx);
+        }
+        if self.line.phase() == Phase::Idle {
+            self.line.turn(Phase::Head, self.clock.now());
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.line.flushed.store(false, Ordering::Relaxed);
+        on_wire!(self, w => Pin::new(w).poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.line.flushed.store(false, Ordering::Relaxed);
+        on_wire!(self, w => Pin::new(w).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.wire {
+            ClientWire::Plain(w) => w.is_write_vectored(),
+            ClientWire::Tls(w) => w.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = on_wire!(self, w => Pin::new(w).poll_flush(cx));
+        if flushed.is_ready() {
+            self.line.flushed.store(true, Ordering::Relaxed);
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_wire!(self, w => Pin::new(w).poll_shutdown(cx))
+    }
+}

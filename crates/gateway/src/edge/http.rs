@@ -1,0 +1,304 @@
+//! A request's way in: route, key, body, admission, driver; and the answer's way out.
+
+use std::sync::Arc;
+
+use baton_core::ask::{Api, Ask};
+use baton_core::body::{BodyError, Envelope};
+use baton_core::exchange::Outcome;
+use baton_core::fault::{Fault, Shape};
+use baton_core::record::Record;
+use baton_core::sse::Flavour;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, header};
+use hyper::body::Incoming;
+
+use super::answer::{self, AnswerBody, Reply, Served};
+use super::client::{Line, Phase};
+use super::{intake, plain};
+use crate::drive::{Drive, Entry, Turn};
+use crate::gateway::Gateway;
+use crate::lane::Lane;
+use crate::relay::{Form, Relay};
+use crate::upstream::Head;
+
+/// Client headers that both legs get (smg.md 3.6). `Authorization` has a rule of its own.
+const FORWARDED: [&str; 6] = [
+    "anthropic-version",
+    "anthropic-beta",
+    "x-correlation-id",
+    "traceparent",
+    "tracestate",
+    "x-smg-routing-key",
+];
+
+/// Headers of one hop, and those the gateway sets itself.
+const DROPPED: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::CONTENT_LENGTH,
+];
+
+/// One connection's view of the gateway.
+#[derive(Clone)]
+pub struct Desk {
+    pub gateway: Arc<Gateway>,
+    pub lane: Arc<Lane>,
+    pub line: Arc<Line>,
+}
+
+impl Desk {
+    pub async fn serve(self, request: Request<Incoming>) -> Response<Served> {
+        self.line.set_interim_ok(request.version() >= Version::HTTP_11);
+        self.line.turn(Phase::Busy, self.lane.clock.now());
+        let origin = request.headers().get(header::ORIGIN).and_then(|o| self.gateway.allows(o));
+        let mut reply = self.route(request).await;
+        if let Some(origin) = origin {
+            cors(reply.headers_mut(), origin);
+        }
+        let (line, clock) = (self.line.clone(), self.lane.clock);
+        if self.gateway.is_draining() {
+            reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        reply.map(|body| Served::new(body, line, clock))
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Reply {
+        let (parts, body) = request.into_parts();
+        if parts.method == Method::OPTIONS
+            && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+        {
+            return preflight(self.gateway.refuses_browsers());
+        }
+        match Api::of_path(parts.uri.path()) {
+            Some(api) => self.generate(api, parts, body).await,
+            None => plain::route(self, parts, body).await,
+        }
+    }
+
+    /// A generation request.
+    async fn generate(&self, api: Api, parts: http::request::Parts, body: Incoming) -> Reply {
+        let gateway = &self.gateway;
+        let mut record = Record {
+            request_id: self.request_id(api.id_prefix(), &parts.headers),
+            api: Some(api),
+            method: "POST",
+            path: api.path().into(),
+            ..Record::default()
+        };
+        record.moments.received = self.lane.clock.now();
+        let entry = match self.enter(api, &parts, body, record).await {
+            Ok(entry) => entry,
+            Err(refused) => return refused,
+        };
+        let id = entry.record.request_id.clone();
+        let drive = Drive::new(gateway.clone(), self.lane.clone(), entry);
+        let (drive, turn) = drive.run().await;
+        match turn {
+            Turn::Fail(fault) => answer::fault(&fault, api.shape(), &id),
+            Turn::Start(head) => self.start(api, drive, head),
+        }
+    }
+
+    /// Everything before the driver. A refusal is recorded here.
+    async fn enter(
+        &self,
+        api: Api,
+        parts: &http::request::Parts,
+        body: Incoming,
+        mut record: Record,
+    ) -> Result<Entry, Reply> {
+        match self.admit(api, parts, body, &mut record).await {
+            Ok((ask, body, permit)) => {
+                record.moments.admitted = Some(self.lane.clock.now());
+                let forward = self.forwarded(&parts.headers);
+                Ok(Entry { ask, body, forward, record, permit })
+            }
+            Err(fault) => {
+                let reply = answer::fault(&fault, api.shape(), &record.request_id);
+                record.outcome = Outcome::Failed;
+                record.status = fault.status();
+                record.blame(&fault);
+                record.moments.ended = self.lane.clock.now();
+                self.gateway.telemetry.record(&record);
+                Err(reply)
+            }
+        }
+    }
+
+    async fn admit(
+        &self,
+        api: Api,
+        parts: &http::request::Parts,
+        body: Incoming,
+        record: &mut Record,
+    ) -> Result<(Ask, Envelope, crate::entrance::Permit), Fault> {
+        let gateway = &self.gateway;
+        if parts.method != Method::POST {
+            return Err(Fault::MethodNotAllowed { allow: "POST" });
+        }
+        self.authorize(&parts.headers)?;
+        let max = gateway.rules.body.max_bytes as u64;
+        let bytes = intake::collect(body, max, gateway.timeouts.body_stall).await?;
+        record.request_bytes = bytes.len() as u64;
+        let body = Envelope::parse(bytes, &gateway.rules.body).map_err(|e| malformed(&e, max))?;
+        let ask = Ask::read(api, &body)?;
+        (record.model, record.stream) = (ask.model.clone(), ask.stream);
+        let permit = gateway.entrance.enter().await?;
+        Ok((ask, body, permit))
+    }
+
+    /// # Errors
+    /// [`Fault::Unauthorized`] if the gateway has a key and this is not it.
+    pub fn authorize(&self, headers: &HeaderMap) -> Result<(), Fault> {
+        if self.gateway.api_key.is_none() {
+            return Ok(());
+        }
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+        // Anthropic's SDK sends its key so.
+        let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+        match given {
+            Some(key) if self.gateway.is_key(key.trim_ascii()) => Ok(()),
+            given => Err(Fault::Unauthorized { given: given.is_some() }),
+        }
+    }
+
+    /// The client's id if it is one that may stand in a header, else a fresh one.
+    pub fn request_id(&self, prefix: &str, headers: &HeaderMap) -> String {
+        let given = self.gateway.request_id_headers.iter().find_map(|name| headers.get(name));
+        let given =
+            given.filter(|v| (1..=128).contains(&v.len()) && v.as_bytes().iter().all(u8::is_ascii_graphic));
+        if let Some(id) = given.and_then(|v| v.to_str().ok()) {
+            return id.to_owned();
+        }
+        let mut id = String::from(prefix);
+        id.extend(self.lane.dice().id24().iter().map(|b| char::from(*b)));
+        id
+    }
+
+    /// What both legs get of the client's headers. With a key of its own the gateway takes the client's
+    /// `Authorization` for itself; it never reaches an engine.
+    fn forwarded(&self, headers: &HeaderMap) -> HeaderMap {
+        let mut out = HeaderMap::with_capacity(8);
+        for name in FORWARDED {
+            if let Some(value) = headers.get(name) {
+                out.insert(HeaderName::from_static(name), value.clone());
+            }
+        }
+        if self.gateway.api_key.is_none()
+            && let Some(value) = headers.get(header::AUTHORIZATION)
+        {
+            out.insert(header::AUTHORIZATION, value.clone());
+        }
+        out
+    }
+
+    /// The decode's head becomes the client's.
+    fn start(&self, api: Api, drive: Box<Drive>, head: Head) -> Reply {
+        let length = head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+        let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+        let is_stream = kind.get(..17).is_some_and(|k| k.eq_ignore_ascii_case(b"text/event-stream"));
+        let mut headers = outward(head.headers);
+        let record = &drive.record;
+        name_workers(&mut headers, record);
+        if let Ok(id) = HeaderValue::from_str(&record.request_id) {
+            headers.insert(answer::REQUEST_ID, id);
+        }
+        let form = Form {
+            shape: api.shape(),
+            flavour: flavour(api),
+            is_stream,
+            length: length.filter(|_| !is_stream),
+            keepalive: self.gateway.timeouts.keepalive,
+        };
+        let status = head.status;
+        let relay = Relay::new(drive, self.line.clone(), self.lane.clock, form);
+        let mut reply = Response::new(AnswerBody::Relay(Box::new(relay)));
+        *reply.status_mut() = answer::status(status);
+        *reply.headers_mut() = headers;
+        reply
+    }
+}
+
+fn flavour(api: Api) -> Flavour {
+    match api {
+        Api::Generate => Flavour::Generate,
+        _ if api.shape() == Shape::Anthropic => Flavour::Messages,
+        _ => Flavour::OpenAi,
+    }
+}
+
+fn malformed(error: &BodyError, limit_bytes: u64) -> Fault {
+    match error {
+        BodyError::TooLarge { .. } => Fault::BodyTooLarge { limit_bytes },
+        BodyError::Repeated { key } => Fault::RepeatedMember { key: key.clone() },
+        other => Fault::InvalidJson { message: other.to_string() },
+    }
+}
+
+/// An engine's headers without those of its own hop: the fixed ones and those that `Connection` names.
+fn outward(mut headers: HeaderMap) -> HeaderMap {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in DROPPED.iter().chain(&named).chain([&answer::ERROR_CODE]) {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// Which workers served: by id, by SMG's header, and by pod where the worker came with one.
+fn name_workers(headers: &mut HeaderMap, record: &Record) {
+    let mut set = |name: &'static str, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    if let Some(decode) = &record.decode {
+        set("x-baton-decode", &decode.id);
+        set("x-smg-routed-worker-id", &decode.url);
+        if let Some(pod) = &decode.pod {
+            let port = decode.url.rsplit(':').next().unwrap_or("");
+            set("target-pod", &pod.name);
+            set("target-pod-ip", &format!("{}:{port}", pod.ip));
+        }
+    }
+    if let Some(prefill) = &record.prefill {
+        set("x-baton-prefill", &prefill.id);
+        if let Some(pod) = &prefill.pod {
+            set("prefill-target-pod", &pod.name);
+            set("prefill-target-pod-ip", &pod.ip);
+        }
+    }
+}
+
+fn preflight(refused: bool) -> Reply {
+    if refused {
+        return answer::fault(&Fault::MethodNotAllowed { allow: "GET, POST" }, Shape::OpenAi, "");
+    }
+    let mut reply = answer::text(answer::NO_CONTENT, "");
+    reply.headers_mut().remove(header::CONTENT_TYPE);
+    let set = [
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PUT, PATCH, DELETE, OPTIONS"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "*, authorization"),
+        (header::ACCESS_CONTROL_MAX_AGE, "3600"),
+    ];
+    for (name, value) in set {
+        reply.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    reply
+}
+
+fn cors(headers: &mut HeaderMap, origin: HeaderValue) {
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+}

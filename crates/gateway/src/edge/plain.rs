@@ -1,0 +1,107 @@
+//! Every route that is not a generation request: probes, models, workers, what the gateway says of itself.
+
+use baton_core::fault::{Fault, Shape};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method};
+use hyper::body::Incoming;
+
+use super::answer::{self, Reply};
+use super::http::Desk;
+use super::{admin, intake};
+
+const MODEL: &str = "/v1/models/";
+
+/// Routes of the APIs that a prefill/decode gateway does not serve (page, "Supported APIs").
+const NOT_SERVED: [&str; 4] =
+    ["/v1/embeddings", "/v1/classify", "/v1/audio/transcriptions", "/v1/interactions"];
+
+pub async fn route(desk: &Desk, parts: Parts, body: Incoming) -> Reply {
+    let anthropic = parts.headers.contains_key("anthropic-version");
+    let shape = if anthropic { Shape::Anthropic } else { Shape::OpenAi };
+    let answered = match find(&parts, desk) {
+        Ok(Route::Public(page)) => public(desk, page, &parts, shape).await,
+        Ok(Route::Guarded(page)) => guarded(desk, page, &parts, body).await,
+        Err(fault) => Err(fault),
+    };
+    answered.unwrap_or_else(|fault| answer::fault(&fault, shape, &desk.request_id("req-", &parts.headers)))
+}
+
+/// Open to everybody, so that probes and clients' model lists work without the key (smg.md 1.8).
+enum Public {
+    Alive,
+    Ready,
+    Models,
+    /// `/v1/models/` and a name.
+    Model,
+    WorkerPage,
+}
+
+/// Behind the key.
+enum Guarded {
+    Workers,
+    FlushCache,
+    Config,
+}
+
+enum Route {
+    Public(Public),
+    Guarded(Guarded),
+}
+
+fn find(parts: &Parts, desk: &Desk) -> Result<Route, Fault> {
+    let (method, path) = (&parts.method, parts.uri.path());
+    let page = match path {
+        "/liveness" | "/health" => Public::Alive,
+        "/readiness" => Public::Ready,
+        "/v1/models" => Public::Models,
+        "/get_server_info" | "/server_info" | "/get_model_info" | "/model_info" => Public::WorkerPage,
+        _ if path.starts_with(MODEL) => Public::Model,
+        "/workers" => return Ok(Route::Guarded(Guarded::Workers)),
+        _ if path.starts_with("/workers/") => return Ok(Route::Guarded(Guarded::Workers)),
+        "/flush_cache" if method == Method::POST => return Ok(Route::Guarded(Guarded::FlushCache)),
+        "/flush_cache" => return Err(Fault::MethodNotAllowed { allow: "POST" }),
+        "/debug/config" if desk.gateway.debug_endpoints => return Ok(Route::Guarded(Guarded::Config)),
+        _ if NOT_SERVED.contains(&path) => return Err(Fault::NotServed { route: path.to_owned() }),
+        _ => return Err(Fault::UnknownUrl { method: method.to_string(), path: path.to_owned() }),
+    };
+    if method == Method::GET || method == Method::HEAD {
+        return Ok(Route::Public(page));
+    }
+    Err(Fault::MethodNotAllowed { allow: "GET, HEAD" })
+}
+
+async fn public(desk: &Desk, page: Public, parts: &Parts, shape: Shape) -> Result<Reply, Fault> {
+    let (registry, path) = (&desk.gateway.registry, parts.uri.path());
+    match page {
+        Public::Alive => Ok(answer::text(answer::OK, "OK")),
+        Public::Ready => Ok(given(admin::readiness(registry))),
+        Public::Models => admin::models(&registry.fleet(), shape).map(given),
+        Public::Model => admin::model(&registry.fleet(), &path[MODEL.len()..], shape).map(given),
+        Public::WorkerPage => admin::worker_page(registry, path).await.map(given),
+    }
+}
+
+async fn guarded(desk: &Desk, page: Guarded, parts: &Parts, body: Incoming) -> Result<Reply, Fault> {
+    desk.authorize(&parts.headers)?;
+    let registry = &desk.gateway.registry;
+    match page {
+        Guarded::Config => Ok(answer::json(answer::OK, desk.gateway.description.to_string())),
+        Guarded::FlushCache => Ok(given(admin::flush_cache(registry, parts.uri.query()).await)),
+        Guarded::Workers => {
+            let stall = desk.gateway.timeouts.body_stall;
+            let bytes = intake::collect(body, admin::BODY_MAX_BYTES as u64 + 1, stall).await?;
+            admin::handle(registry, &parts.method, parts.uri.path(), parts.uri.query(), &bytes).map(given)
+        }
+    }
+}
+
+/// An answer that the admin functions made.
+fn given(made: admin::Reply) -> Reply {
+    let mut reply = answer::json(made.status, made.body);
+    for (name, value) in made.headers {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            reply.headers_mut().insert(name, value);
+        }
+    }
+    reply
+}

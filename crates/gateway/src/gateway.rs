@@ -1,0 +1,185 @@
+//! What every lane shares: the fleet, the rules, the counters. Built once from the config.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use baton_core::admission::AdmissionRule;
+use baton_core::body::BodyLimits;
+use baton_core::breaker::BreakerRule;
+use baton_core::limits::ExchangeLimits;
+use baton_core::place::{Legwise, Policy, PolicyName, Strategy};
+use baton_core::retry::RetryRule;
+use http::{HeaderName, HeaderValue};
+use tokio::sync::Semaphore;
+
+use crate::clock::Clock;
+use crate::config::{self, Config};
+use crate::entrance::Entrance;
+use crate::registry::Registry;
+use crate::telemetry::Telemetry;
+use crate::upstream::PoolRule;
+
+/// The rules that decisions are made by.
+pub struct Rules {
+    pub retry: RetryRule,
+    pub breaker: BreakerRule,
+    pub exchange: ExchangeLimits,
+    /// For a client's request.
+    pub body: BodyLimits,
+    /// For a prefill's answer.
+    pub answer: BodyLimits,
+    pub pool: PoolRule,
+}
+
+/// Times of the client side.
+#[derive(Clone, Debug)]
+pub struct Timeouts {
+    pub header_read: Option<Duration>,
+    pub idle_connection: Option<Duration>,
+    pub body_stall: Option<Duration>,
+    pub keepalive: Option<Duration>,
+    pub shutdown_grace: Duration,
+}
+
+pub struct Gateway {
+    pub registry: Registry,
+    pub telemetry: Arc<Telemetry>,
+    pub strategy: Strategy,
+    pub rules: Rules,
+    pub timeouts: Timeouts,
+    pub entrance: Arc<Entrance>,
+    /// Places for legs that live on without their exchange.
+    pub background: Arc<Semaphore>,
+    pub api_key: Option<config::Secret>,
+    pub origins: config::CorsOrigins,
+    pub request_id_headers: Vec<HeaderName>,
+    pub clock: Clock,
+    pub description: serde_json::Value,
+    pub debug_endpoints: bool,
+    draining: AtomicBool,
+}
+
+impl Gateway {
+    pub fn new(
+        config: &Config,
+        registry: Registry,
+        telemetry: Arc<Telemetry>,
+        entrance: Arc<Entrance>,
+        clock: Clock,
+    ) -> Gateway {
+        let policy = |p: config::PolicyName| Policy::new(policy_name(p));
+        let legwise = Legwise {
+            prefill: policy(config.prefill_policy()),
+            decode: policy(config.decode_policy()),
+            whole: policy(config.policy.default),
+        };
+        Gateway {
+            registry,
+            telemetry,
+            strategy: Strategy::Legwise(legwise),
+            rules: rules(config),
+            timeouts: Timeouts {
+                header_read: config.timeouts.header_read,
+                idle_connection: config.timeouts.idle_connection,
+                body_stall: config.timeouts.body_stall,
+                keepalive: config.timeouts.sse_keepalive,
+                shutdown_grace: config.timeouts.shutdown_grace,
+            },
+            entrance,
+            background: Arc::new(Semaphore::new(
+                config.limits.max_detached_legs.get().min(Semaphore::MAX_PERMITS),
+            )),
+            api_key: config.auth.api_key.clone(),
+            origins: config.cors.allowed_origins.clone(),
+            request_id_headers: config.server.request_id_headers.clone(),
+            clock,
+            description: config.describe(),
+            debug_endpoints: config.server.debug_endpoints,
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Readiness goes down; what runs goes on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Is this the gateway's own key? Compared in constant time.
+    pub fn is_key(&self, given: &[u8]) -> bool {
+        use subtle::ConstantTimeEq;
+        self.api_key.as_ref().is_some_and(|k| bool::from(k.expose().as_bytes().ct_eq(given)))
+    }
+
+    pub fn refuses_browsers(&self) -> bool {
+        self.origins == config::CorsOrigins::None
+    }
+
+    /// `Access-Control-Allow-Origin` for this origin, if browsers may call from it.
+    pub fn allows(&self, origin: &HeaderValue) -> Option<HeaderValue> {
+        match &self.origins {
+            config::CorsOrigins::None => None,
+            config::CorsOrigins::Any => Some(HeaderValue::from_static("*")),
+            config::CorsOrigins::Only(list) => {
+                list.iter().any(|o| o.as_bytes() == origin.as_bytes()).then(|| origin.clone())
+            }
+        }
+    }
+}
+
+/// How many may enter, from the config and the machine.
+pub fn admission_rule(config: &Config, cores: usize) -> AdmissionRule {
+    AdmissionRule {
+        concurrent: config.admission.max_concurrent_requests.resolve(cores).unwrap_or(0),
+        queue: config.admission.queue_size,
+        queue_timeout: config.admission.queue_timeout,
+    }
+}
+
+fn rules(config: &Config) -> Rules {
+    let retry = &config.retry;
+    let answer_max = config.limits.max_buffered_prefill_answer_bytes.get();
+    Rules {
+        retry: RetryRule {
+            attempts: if retry.disabled { 1 } else { retry.max_attempts.get() },
+            initial_backoff: retry.initial_backoff,
+            max_backoff: retry.max_backoff,
+            multiplier: retry.backoff_multiplier,
+            jitter: retry.jitter_factor,
+        },
+        breaker: BreakerRule {
+            enabled: !config.breaker.disabled,
+            failure_threshold: config.breaker.failure_threshold.get(),
+            success_threshold: config.breaker.success_threshold.get(),
+            rest: config.breaker.open_duration,
+        },
+        exchange: ExchangeLimits {
+            request_timeout: config.timeouts.request,
+            prefill_answer_max_bytes: answer_max,
+            detach_timeout: config.timeouts.prefill_drain,
+            release_timeout: config.timeouts.release,
+            ..ExchangeLimits::default()
+        },
+        body: BodyLimits { max_bytes: config.limits.max_payload_bytes.get(), ..BodyLimits::default() },
+        answer: BodyLimits { max_bytes: answer_max, ..BodyLimits::default() },
+        pool: PoolRule {
+            idle: config.timeouts.upstream_pool_idle,
+            max_idle_per_worker: config.limits.upstream_max_idle_per_worker,
+            connect_timeout: config.timeouts.connect,
+        },
+    }
+}
+
+/// `launch` refuses the others before it comes to this.
+fn policy_name(name: config::PolicyName) -> PolicyName {
+    match name {
+        config::PolicyName::RoundRobin => PolicyName::RoundRobin,
+        config::PolicyName::Random => PolicyName::Random,
+        config::PolicyName::PowerOfTwo => PolicyName::PowerOfTwo,
+        _ => PolicyName::LeastLoad,
+    }
+}

@@ -1,0 +1,214 @@
+//! The relay: a decode's bytes to the client, as they come.
+//!
+//! A piece that arrives is handed on in the same turn; nothing is held back, split, joined or changed.
+//! Accounting looks at the bytes in passing and can neither delay nor fail them. When the client's
+//! connection does not take more, the worker's is not read: back-pressure is the absence of a buffer.
+//!
+//! Added to a stream, between two events only: a comment after a silence, and at a break the error in the
+//! API's own form.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use baton_core::exchange::{Event, Failure, Leg};
+use baton_core::fault::{Fault, LegName, Shape};
+use baton_core::sse::{Flavour, SseWatch, usage_of_answer};
+use baton_core::time::{Duration, Instant};
+use bytes::{Bytes, BytesMut};
+use tokio::time::Sleep;
+
+use crate::clock::Clock;
+use crate::drive::Drive;
+use crate::edge::client::Line;
+use crate::upstream::Lost;
+
+/// The answer was cut and its form has no room for an error.
+#[derive(Debug)]
+pub struct RelayError(String);
+
+impl fmt::Display for RelayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RelayError {}
+
+/// How much of a plain answer's end is kept to read its token counts from.
+const TAIL_BYTES: usize = 64 << 10;
+
+/// What the relay watches in passing.
+enum Watch {
+    Stream(SseWatch),
+    Plain(BytesMut),
+}
+
+/// A decode's body on its way to the client.
+pub struct Relay {
+    drive: Box<Drive>,
+    line: Arc<Line>,
+    clock: Clock,
+    watch: Watch,
+    shape: Shape,
+    left: Option<u64>,
+    keepalive: Option<Duration>,
+    silence: Option<Pin<Box<Sleep>>>,
+    heard: Instant,
+    over: bool,
+}
+
+/// What the head says of the body that follows.
+pub struct Form {
+    pub shape: Shape,
+    pub flavour: Flavour,
+    pub is_stream: bool,
+    pub length: Option<u64>,
+    pub keepalive: Option<Duration>,
+}
+
+impl Relay {
+    pub fn new(drive: Box<Drive>, line: Arc<Line>, clock: Clock, form: Form) -> Relay {
+        let watch = if form.is_stream {
+            Watch::Stream(SseWatch::new(form.flavour))
+        } else {
+            Watch::Plain(BytesMut::new())
+        };
+        Relay {
+            drive,
+            line,
+            clock,
+            watch,
+            shape: form.shape,
+            left: form.length,
+            keepalive: form.keepalive.filter(|_| form.is_stream),
+            silence: None,
+            heard: clock.now(),
+            over: false,
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Bytes still to come, if the worker said how many.
+    pub fn left(&self) -> Option<u64> {
+        if self.over { Some(0) } else { self.left }
+    }
+
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, RelayError>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        match self.drive.poll_decode(cx) {
+            Poll::Ready(Some(Ok(piece))) => {
+                self.pass(&piece);
+                Poll::Ready(Some(Ok(piece)))
+            }
+            Poll::Ready(Some(Err(lost))) => Poll::Ready(self.broke(lost)),
+            Poll::Ready(None) if self.left.is_some_and(|n| n > 0) => {
+                Poll::Ready(self.broke(Lost { cause: "fewer bytes than announced".into(), delivered: true }))
+            }
+            Poll::Ready(None) => {
+                self.end();
+                Poll::Ready(None)
+            }
+            Poll::Pending => self.poll_quiet(cx),
+        }
+    }
+
+    /// Looks at a piece in passing.
+    fn pass(&mut self, piece: &Bytes) {
+        self.heard = self.clock.now();
+        let record = &mut self.drive.record;
+        record.answer_bytes += piece.len() as u64;
+        self.left = self.left.map(|n| n.saturating_sub(piece.len() as u64));
+        let first = match &mut self.watch {
+            Watch::Stream(sse) => {
+                sse.feed(piece);
+                sse.first_data_seen()
+            }
+            Watch::Plain(tail) => {
+                let keep = piece.len().min(TAIL_BYTES);
+                if tail.len() + keep > 2 * TAIL_BYTES {
+                    let cut = tail.len().saturating_sub(TAIL_BYTES);
+                    drop(tail.split_to(cut));
+                }
+                tail.extend_from_slice(&piece[piece.len() - keep..]);
+                true
+            }
+        };
+        if first && record.moments.first_byte.is_none() {
+            record.moments.first_byte = Some(self.heard);
+        }
+    }
+
+    /// Nothing came: is there something else to do?
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, RelayError>>> {
+        if let Poll::Ready(event) = self.drive.poll_event(cx) {
+            let fault = self.drive.relay_over(event);
+            return Poll::Ready(fault.and_then(|f| self.cut(&f)));
+        }
+        // The client's sending half has ended: a comment finds out whether anybody is there.
+        if self.at_boundary() && self.line.ask_client.swap(false, Ordering::Relaxed) {
+            return Poll::Ready(Some(Ok(Bytes::from_static(b": still there?\n\n"))));
+        }
+        let Some(every) = self.keepalive else { return Poll::Pending };
+        loop {
+            let due = self.clock.timer(self.heard.after(every));
+            let silence = self.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+            if silence.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.silence = None;
+            if self.clock.now().since(self.heard) >= every {
+                self.heard = self.clock.now();
+                if self.at_boundary() {
+                    let alive: &[u8] = match self.shape {
+                        Shape::OpenAi => b": keep-alive\n\n",
+                        Shape::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
+                    };
+                    return Poll::Ready(Some(Ok(Bytes::from_static(alive))));
+                }
+            }
+        }
+    }
+
+    fn at_boundary(&self) -> bool {
+        matches!(&self.watch, Watch::Stream(sse) if sse.at_boundary())
+    }
+
+    fn end(&mut self) {
+        self.over = true;
+        self.drive.record.usage = match &self.watch {
+            Watch::Stream(sse) => sse.usage(),
+            Watch::Plain(tail) => usage_of_answer(tail),
+        };
+        self.drive.relay_over(Event::Ended(Leg::Decode));
+    }
+
+    fn broke(&mut self, lost: Lost) -> Option<Result<Bytes, RelayError>> {
+        let leg = if self.drive.record.pd { LegName::Decode } else { LegName::Whole };
+        // A stream that had said it was done lost nothing by the break.
+        if matches!(&self.watch, Watch::Stream(sse) if sse.done_seen() && sse.at_boundary()) {
+            self.end();
+            return None;
+        }
+        let fault = Fault::Broken { leg, cause: lost.cause };
+        let event = Event::Failed(Failure { leg: Leg::Decode, fault, delivered: true });
+        self.drive.relay_over(event).and_then(|f| self.cut(&f))
+    }
+
+    /// The last thing the client gets: the error, in the form of what had begun.
+    fn cut(&mut self, fault: &Fault) -> Option<Result<Bytes, RelayError>> {
+        self.over = true;
+        let Watch::Stream(sse) = &self.watch else { return Some(Err(RelayError(fault.answer().message))) };
+        let mut last = BytesMut::from(sse.restore());
+        last.extend_from_slice(fault.answer().events(self.shape).as_bytes());
+        Some(Ok(last.freeze()))
+    }
+}

@@ -1,0 +1,311 @@
+//! Starting and stopping: listeners, lanes, the control thread.
+//!
+//! The control thread's runtime accepts connections, probes workers and answers the metrics port; the lanes
+//! serve requests. At the end readiness goes down first, new connections are taken for a little longer so
+//! that load balancers can notice, what runs may finish within the grace period, and what is left then gets
+//! its error.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::drive;
+use crate::edge;
+use crate::entrance::Entrance;
+use crate::gateway::{Gateway, admission_rule};
+use crate::lane::Lane;
+use crate::registry::{self, Registry};
+use crate::telemetry::log::Drops;
+use crate::telemetry::{self, Live, Policies, Setup, Telemetry};
+
+/// Why the gateway could not start; says which setting to change.
+#[derive(Debug)]
+pub struct StartError(String);
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// A gateway that serves.
+pub struct Running {
+    pub address: SocketAddr,
+    pub metrics_address: SocketAddr,
+    pub gateway: Arc<Gateway>,
+    stop: watch::Sender<Stop>,
+    acceptor: tokio::task::JoinHandle<()>,
+    lanes: Vec<(Arc<Lane>, JoinHandle<()>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    No,
+    /// Finish what runs.
+    Gently,
+    Now,
+}
+
+/// At most so long new connections are still taken after the signal (smg.md 1.1).
+const LINGER: Duration = Duration::from_secs(5);
+/// At most so long the last errors may take to be written.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(10);
+
+type Handover = (std::net::TcpStream, Option<edge::tls::Acceptor>);
+
+/// Starts a gateway on the current runtime, with its lanes on threads of their own.
+///
+/// # Errors
+/// An address that cannot be listened on, a certificate that cannot be read.
+pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Running, StartError> {
+    let clock = Clock::start();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let entrance = Arc::new(Entrance::new(admission_rule(&config, cores)));
+    let tls = match (&config.tls.cert_path, &config.tls.key_path) {
+        (Some(cert), Some(key)) => Some(edge::tls::acceptor(cert, key).map_err(StartError)?),
+        _ => None,
+    };
+    let listener = listen(config.server_address(), "--port").await?;
+    let metrics = listen(config.metrics_address(), "--prometheus-port").await?;
+    let health = match config.health_address() {
+        Some(address) => Some(listen(address, "--health-check-port").await?),
+        None => None,
+    };
+    let (address, metrics_address) = (local(&listener)?, local(&metrics)?);
+    let registry = Registry::new(registry::Settings::of(&config, clock, seed));
+    let house = Arc::new(OnceLock::new());
+    let setup = setup(&config, &registry, &entrance, &house, log_drops);
+    let telemetry = Arc::new(Telemetry::new(setup).map_err(|e| StartError(e.to_string()))?);
+    let gateway = Arc::new(Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock));
+    registry.start();
+    tokio::spawn(telemetry::serve(metrics, telemetry));
+    let lanes = lanes(&gateway, config.server.worker_threads.map_or(cores, usize::from), seed)?;
+    let _ = house.set(lanes.iter().map(|l| l.lane.clone()).collect());
+    let (stop, stopped) = watch::channel(Stop::No);
+    if let Some(listener) = health {
+        tokio::spawn(probes(listener, gateway.clone(), stopped.clone()));
+    }
+    let max = config.limits.max_connections.get();
+    let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
+    let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
+    let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
+    Ok(Running { address, metrics_address, gateway, stop, acceptor, lanes })
+}
+
+/// The lanes, once they run.
+type House = Arc<OnceLock<Vec<Arc<Lane>>>>;
+
+fn setup(
+    config: &Config,
+    registry: &Registry,
+    entrance: &Arc<Entrance>,
+    house: &House,
+    log_drops: Drops,
+) -> Setup {
+    let (fleet, entrance, house) = (registry.clone(), entrance.clone(), house.clone());
+    let live = move || Live {
+        inflight: entrance.running(),
+        queued: entrance.waiting(),
+        connections: house.get().map_or(0, |lanes| lanes.iter().map(|l| l.open()).sum()),
+    };
+    Setup {
+        duration_buckets: config.metrics.duration_buckets_secs.clone(),
+        policies: Policies {
+            prefill: config.prefill_policy().as_str(),
+            decode: config.decode_policy().as_str(),
+            whole: config.policy.default.as_str(),
+        },
+        fleet: Box::new(move || fleet.load_full()),
+        live: Box::new(live),
+        log_drops,
+    }
+}
+
+impl Running {
+    /// Finishes what runs, within the grace period, then ends the rest. `hurry` ends the wait early.
+    pub async fn stop(self, hurry: impl Future<Output = ()>) {
+        let grace = self.gateway.timeouts.shutdown_grace;
+        self.gateway.drain();
+        self.gateway.registry.drain();
+        let linger = LINGER.min(grace / 2);
+        let gentle = async {
+            tokio::time::sleep(linger).await;
+            self.stop.send_replace(Stop::Gently);
+            self.lanes.iter().for_each(|(lane, _)| lane.close_idle());
+            let _ = tokio::time::timeout(grace.saturating_sub(linger), self.quiet()).await;
+        };
+        tokio::select! {
+            () = gentle => {}
+            () = hurry => {}
+        }
+        self.end().await;
+    }
+
+    /// Ends at once: what runs gets its error.
+    pub async fn end(self) {
+        self.gateway.drain();
+        self.stop.send_replace(Stop::Gently);
+        self.lanes.iter().for_each(|(lane, _)| lane.stop());
+        let _ = tokio::time::timeout(LAST_WORDS, self.quiet()).await;
+        self.stop.send_replace(Stop::Now);
+        self.gateway.registry.shutdown();
+        self.acceptor.abort();
+        let threads = self.lanes.into_iter().map(|(_, thread)| thread);
+        let joined = tokio::task::spawn_blocking(move || threads.for_each(|t| drop(t.join())));
+        let _ = tokio::time::timeout(LAST_WORDS, joined).await;
+    }
+
+    /// Nothing runs any more. Idle connections are closed as they become idle.
+    async fn quiet(&self) {
+        loop {
+            self.lanes.iter().for_each(|(lane, _)| lane.close_idle());
+            if self.lanes.iter().all(|(lane, _)| lane.open() == 0) {
+                return;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, StartError> {
+    let failed = |e: io::Error| StartError(format!("cannot listen on {address} ({flag}): {e}"));
+    let socket =
+        if address.is_ipv4() { tokio::net::TcpSocket::new_v4() } else { tokio::net::TcpSocket::new_v6() };
+    let socket = socket.map_err(failed)?;
+    socket.set_reuseaddr(true).map_err(failed)?;
+    socket.bind(address).map_err(failed)?;
+    socket.listen(4096).map_err(failed)
+}
+
+fn local(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(|e| StartError(e.to_string()))
+}
+
+struct LaneHandle {
+    lane: Arc<Lane>,
+    door: mpsc::UnboundedSender<Handover>,
+    thread: JoinHandle<()>,
+}
+
+fn lanes(gateway: &Arc<Gateway>, n: usize, seed: u64) -> Result<Vec<LaneHandle>, StartError> {
+    (0..n.max(1))
+        .map(|i| {
+            let lane = Arc::new(Lane::new(
+                gateway.rules.pool.clone(),
+                gateway.clock,
+                seed.wrapping_add(i as u64 + 1),
+            ));
+            // Bounded by the acceptor, which counts open connections.
+            let (door, arrivals) = mpsc::unbounded_channel();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|e| StartError(format!("cannot start a serving thread: {e}")))?;
+            let (own, shared) = (lane.clone(), gateway.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("lane-{i}"))
+                .spawn(move || runtime.block_on(work(shared, own, arrivals)))
+                .map_err(|e| StartError(format!("cannot start a serving thread: {e}")))?;
+            Ok(LaneHandle { lane, door, thread })
+        })
+        .collect()
+}
+
+/// A lane's life: it ends when the acceptor has closed its door.
+async fn work(gateway: Arc<Gateway>, lane: Arc<Lane>, mut arrivals: mpsc::UnboundedReceiver<Handover>) {
+    let sweeper = tokio::spawn(drive::sweep(gateway.clone(), lane.clone()));
+    while let Some((tcp, tls)) = arrivals.recv().await {
+        match TcpStream::from_std(tcp) {
+            Ok(tcp) => drop(tokio::spawn(edge::connection(gateway.clone(), lane.clone(), tcp, tls))),
+            Err(_) => lane.turned_away(),
+        }
+    }
+    sweeper.abort();
+}
+
+struct Doors {
+    doors: Vec<(Arc<Lane>, mpsc::UnboundedSender<Handover>)>,
+    max: usize,
+    tls: Option<edge::tls::Acceptor>,
+}
+
+/// Gives each new connection to the lane that has the fewest. Keeps the lanes' doors open until the end.
+async fn accept(listener: TcpListener, doors: Doors, mut stop: watch::Receiver<Stop>) {
+    let gently = async {
+        let _ = stop.wait_for(|s| *s != Stop::No).await;
+    };
+    tokio::pin!(gently);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut gently => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((tcp, _)) => doors.admit(tcp),
+            // Out of descriptors, most likely: the pause lets some be given back.
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    drop(listener);
+    std::future::pending::<()>().await;
+}
+
+impl Doors {
+    fn admit(&self, tcp: TcpStream) {
+        let open: usize = self.doors.iter().map(|(lane, _)| lane.open()).sum();
+        if open >= self.max {
+            tracing::warn!(open, "too many client connections (--max-connections): one is refused");
+            return;
+        }
+        let Some((lane, door)) = self.doors.iter().min_by_key(|(lane, _)| lane.open()) else { return };
+        if let Ok(tcp) = tcp.into_std() {
+            lane.expect_one();
+            if door.send((tcp, self.tls.clone())).is_err() {
+                lane.turned_away();
+            }
+        }
+    }
+}
+
+/// The extra listener for probes: it shares nothing with the serving lanes, so it answers when they are busy.
+async fn probes(listener: TcpListener, gateway: Arc<Gateway>, mut stop: watch::Receiver<Stop>) {
+    let lane = Arc::new(Lane::new(gateway.rules.pool.clone(), gateway.clock, 0));
+    loop {
+        tokio::select! {
+            _ = stop.wait_for(|s| *s == Stop::Now) => return,
+            accepted = listener.accept() => {
+                if let Ok((tcp, _)) = accepted {
+                    lane.expect_one();
+                    tokio::spawn(edge::connection(gateway.clone(), lane.clone(), tcp, None));
+                }
+            }
+        }
+    }
+}
+
+/// SIGTERM or SIGINT.
+pub async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+}

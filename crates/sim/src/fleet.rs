@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
+use crate::clock;
 use crate::engine::spec::{Dialect, EngineSpec, Role};
 use crate::engine::stats::Stats;
 use crate::serve::{EngineHandle, Fabric, Seat};
@@ -135,11 +135,11 @@ impl Fleet {
 
     /// Waits until `done` says so or the time is up, and returns the numbers.
     pub async fn settle_when(&self, limit: Duration, done: impl Fn(&Stats) -> bool) -> Stats {
-        let deadline = Instant::now() + limit;
+        let deadline = clock::now() + limit;
         loop {
             let changed = self.ended.notified();
             let stats = self.stats();
-            if done(&stats) || Instant::now() >= deadline {
+            if done(&stats) || clock::now() >= deadline {
                 return stats;
             }
             // Somebody ending wakes us; what moves without that (a release under way) is looked at again soon.

@@ -4,6 +4,7 @@
 //! hand-off was right and every KV block is free again. [`engine`] is the model, with no I/O; `serve` puts vLLM's and
 //! SGLang's HTTP dialect in front of it; [`Fleet`] runs many in one process.
 
+mod clock;
 pub mod engine;
 mod fleet;
 mod serve;

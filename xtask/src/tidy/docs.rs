@@ -74,9 +74,9 @@ const FAULTS: Kind = Kind {
 
 const LIMITS: Kind = Kind {
     noun: "limit",
-    sources: &["crates/core/src/", "crates/gateway/src/", "crates/sim/src/"],
+    sources: &["crates/core/src/", "crates/gateway/src/"],
     words: limits,
-    pages: &["docs/limits.md", "docs/simulated-engines.md"],
+    pages: &["docs/limits.md"],
 };
 
 fn check(tree: &Tree, kind: &Kind) -> Vec<Finding> {
@@ -179,7 +179,7 @@ fn long_name(attribute: &syn::Attribute, field: &syn::Field) -> Option<String> {
 }
 
 /// Limits have three homes: fields of a struct called `...Limits`, the config's groups of limits and times, and constants
-/// called `MAX_...` that no setting changes.
+/// with MAX, MOST or LIMIT in their name, which no setting changes.
 fn limits(code: &Code) -> Vec<Mention> {
     let rows =
         settings(code).into_iter().filter(|(group, _)| ["limits", "timeouts"].contains(&group.as_str()));
@@ -192,7 +192,12 @@ fn limits(code: &Code) -> Vec<Mention> {
             syn::Item::Struct(item) if item.ident.to_string().ends_with("Limits") => {
                 item.fields.iter().filter_map(|field| field.ident.as_ref()).for_each(&mut add);
             }
-            syn::Item::Const(item) if item.ident.to_string().starts_with("MAX_") => add(&item.ident),
+            syn::Item::Const(item) => {
+                let name = item.ident.to_string();
+                if name.split('_').any(|word| ["MAX", "MOST", "LIMIT"].contains(&word)) {
+                    add(&item.ident);
+                }
+            }
             _ => {}
         }
     }

@@ -1,6 +1,6 @@
 //! Which engine is this, and what does it say about itself?
 //!
-//! The order of questions is SMG's (smg.md 2.3): whom the model list names as owner, then vLLM's
+//! The order of questions is SMG's (1.13): whom the model list names as owner, then vLLM's
 //! `/version`, then SGLang's `/server_info`; whatever is alive beyond that is generic. A hint from whoever
 //! registered the worker is believed without asking.
 //!

@@ -66,7 +66,7 @@ pub fn read_model(page: &Value, facts: &mut Facts) {
 }
 
 /// The name that the worker answers to, when its model list said nothing: as served, else as given an
-/// id, else its path (smg.md 2.3). And one length under both names that are in use.
+/// id, else its path (SMG 1.13). And one length under both names that are in use.
 pub fn name_the_model(facts: &mut Facts) {
     let length = ["context_length", "max_model_len"].iter().find_map(|l| facts.labels.get(*l).cloned());
     if let Some(length) = length {

@@ -64,7 +64,7 @@ impl HealthSpec {
 }
 
 /// Labels that AIBrix puts on its pods: a worker that has one of them is a pod of AIBrix's
-/// (aibrix.md 1.1).
+/// (AIBrix's page on PD).
 const AIBRIX_LABELS: [&str; 6] = [
     "model.aibrix.ai/name",
     "model.aibrix.ai/port",
@@ -75,7 +75,7 @@ const AIBRIX_LABELS: [&str; 6] = [
 ];
 
 impl Spec {
-    /// A worker with SMG's defaults (smg.md 2.3).
+    /// A worker with SMG 1.13's defaults.
     pub fn new(url: impl Into<String>, role: Role) -> Spec {
         Spec {
             url: url.into(),
@@ -99,7 +99,7 @@ impl Spec {
         }
     }
 
-    /// Labels that name a field become the field, unless that was given too (smg.md 2.3).
+    /// Labels that name a field become the field, unless that was given too (SMG 1.13).
     pub fn lift_labels(&mut self) {
         for (label, field) in [
             ("kv_connector", &mut self.kv_connector),

@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Map, Value};
 
+use crate::clock;
 use crate::engine::spec::{Dialect, Role};
 use crate::serve::answer::Teller;
 use crate::serve::body::{Body, BreakOff};
@@ -197,7 +198,7 @@ impl Call<'_> {
         let teller = Teller {
             dialect: spec.dialect,
             wish,
-            created: info::unix_seconds(),
+            created: clock::unix_seconds(),
             fingerprint: self.node.look(|engine| engine.id().chars().take(8).collect()),
             host: self.server.seat.host.to_string(),
             port: self.server.seat.side_port,

@@ -1,12 +1,12 @@
 //! What an engine tells about itself, and the simulated engine's own admin calls under `/sim/`.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{Method, Response};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
+use crate::clock;
 use crate::engine::spec::{Dialect, EngineSpec, Role};
 use crate::serve::body::Body;
 use crate::serve::fault::Fault;
@@ -16,11 +16,6 @@ use crate::serve::node::Node;
 use crate::serve::refusal::{Refusal, Shape};
 use crate::serve::server::{Seat, Server};
 use crate::serve::{sglang, vllm, wish};
-
-/// Seconds since 1970, for `created`.
-pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
 
 /// Method, path and query.
 type Line<'a> = (&'a Method, &'a str, Option<&'a str>);
@@ -62,7 +57,7 @@ fn json_answer(value: &Value) -> Response<Body> {
 fn models(spec: &EngineSpec) -> Value {
     let model = &spec.model;
     let mut data = json!({
-        "id": model, "object": "model", "created": unix_seconds(), "owned_by": spec.dialect.name(),
+        "id": model, "object": "model", "created": clock::unix_seconds(), "owned_by": spec.dialect.name(),
         "root": model, "parent": null, "max_model_len": spec.max_model_len,
     });
     if spec.dialect == Dialect::Vllm {
@@ -113,7 +108,7 @@ fn loads(spec: &EngineSpec, node: &Node) -> Value {
             "timestamp": "1970-01-01T00:00:00Z", "version": sglang::VERSION, "accelerator": "simulated",
             "num_accelerators": 1,
             "loads": [{
-                "timestamp": unix_seconds(), "dp_rank": 0, "num_running_reqs": engine.batched(),
+                "timestamp": clock::unix_seconds(), "dp_rank": 0, "num_running_reqs": engine.batched(),
                 "num_waiting_reqs": engine.queued(), "num_waiting_uncached_tokens": 0, "num_used_tokens": used,
                 "num_total_tokens": used, "num_active_tokens": used, "max_total_num_tokens": total,
                 "max_running_requests": spec.max_running, "token_usage": engine.kv_usage(), "gen_throughput": 0.0,

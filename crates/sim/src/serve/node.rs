@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::clock;
 use crate::engine::Engine;
 use crate::engine::message::{Answer, Call, LinkId, Output, PeerAddr};
 use crate::engine::sequence::{Ask, Finish, KvState, RemoteKv, SeqId};
@@ -119,7 +120,7 @@ impl Node {
         let node = Arc::new(Self {
             core: Mutex::new(core),
             wake: Notify::new(),
-            started: Instant::now(),
+            started: clock::now(),
             link,
             fabric: fabric.clone(),
             died: AtomicBool::new(false),
@@ -131,7 +132,7 @@ impl Node {
     }
 
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        clock::now().saturating_duration_since(self.started)
     }
 
     /// Whether the engine core died of what a request said.

@@ -18,7 +18,7 @@ const PAGES: [(&str, &str); 4] = [
 ];
 
 /// `GET /get_server_info` and its like: the page of the first worker that is well and takes prompts in
-/// (smg.md 3.9).
+/// (SMG 1.13).
 ///
 /// # Errors
 /// There is no such worker, it could not be asked, or it refused.

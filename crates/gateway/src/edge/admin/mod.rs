@@ -1,6 +1,6 @@
 //! The admin API: workers, models, readiness.
 //!
-//! Paths, JSON and codes are SMG's (smg.md 2.3-2.5), so that its tools work here. Its errors have a shape of
+//! Paths, JSON and codes are SMG's (1.13), so that its tools work here. Its errors have a shape of
 //! their own, `{"error": text, "code": CODE}`; what is no matter of workers (no such path, wrong method) is a
 //! [`Fault`] as everywhere. Nothing here waits for a worker, but for the pages in [`about`] that workers
 //! write: a change is answered with 202 as soon as it is in the list, and carried out by the registry.

@@ -1,4 +1,4 @@
-//! May requests be sent here? (smg.md 2.2)
+//! May requests be sent here? (SMG 1.13)
 //!
 //! SMG counts healthy workers of each role. Here a pair is asked for that can really serve: two healthy
 //! workers that cannot hand over to each other are no reason to send requests.

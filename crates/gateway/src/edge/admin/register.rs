@@ -1,4 +1,4 @@
-//! Reading a worker as it is registered: SMG's WorkerSpec, within its bounds (smg.md 2.3).
+//! Reading a worker as it is registered: SMG 1.13's WorkerSpec, within its bounds.
 //!
 //! Fields that nobody knows are ignored, as SMG does; fields of SMG's that have no effect here are
 //! named in the log, so that nobody relies on them.

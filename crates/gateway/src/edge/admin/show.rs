@@ -1,4 +1,4 @@
-//! Showing workers: SMG's WorkerInfo (smg.md 2.4, 2.5). Keys are never shown; what is not known is left out.
+//! Showing workers: SMG 1.13's WorkerInfo. Keys are never shown; what is not known is left out.
 
 use std::collections::BTreeMap;
 

@@ -1,3 +1,5 @@
+//! The admin routes on registries whose workers nobody probes.
+
 use baton_core::fault::{Fault, Shape};
 use baton_core::fleet::Role;
 use serde_json::Value;

@@ -1,0 +1,361 @@
+//! The walk's rules can fail: each of these exchanges has one bug, and the walk must find it.
+//!
+//! A bug is a change to what a sound exchange answers, so that a rule that stops biting shows here.
+
+use baton_core::breaker::Verdict;
+use baton_core::exchange::{
+    Abort, Action, Actions, Course, Event, Failure, Handed, Leg, Order, Outcome, Start,
+};
+use baton_core::time::Duration;
+
+use crate::walk::{DECODE_ONLY, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END, WHOLE, walk};
+use crate::world::Bend;
+
+/// What such an exchange does wrong, how, and what the walk has to say about it.
+type Mutant = (&'static str, Bend, &'static str);
+
+type Says = (&'static str, fn(&Event, Actions) -> Actions, &'static str);
+type Hears = (&'static str, fn(Event) -> Event, &'static str);
+
+const COURSES: &[Course] = &[
+    DECODE_ONLY,
+    WHOLE,
+    IN_TURN,
+    IN_TURN_FREE,
+    TOGETHER,
+    TOGETHER_TO_END,
+    Course { prefill_abort: Abort::Detach, ..TOGETHER },
+];
+
+/// The actions without those that fit.
+fn without(actions: Actions, fits: impl Fn(&Action) -> bool) -> Actions {
+    actions.into_iter().filter(|a| !fits(a)).collect()
+}
+
+/// Each action as it is, or as what it is turned into.
+fn turned(actions: Actions, turn: impl Fn(Action) -> Action) -> Actions {
+    actions.into_iter().map(turn).collect()
+}
+
+/// The actions that fit, twice.
+fn doubled(actions: Actions, fits: impl Fn(&Action) -> bool) -> Actions {
+    actions.into_iter().flat_map(|a| if fits(&a) { vec![a.clone(), a] } else { vec![a] }).collect()
+}
+
+/// One more action, before the others or after them.
+fn with(mut actions: Actions, more: Action, first: bool) -> Actions {
+    let at = if first { 0 } else { actions.len() };
+    actions.insert(at, more);
+    actions
+}
+
+const LEASES: [Says; 6] = [
+    ("forgets a lease", |_, a| without(a, |a| matches!(a, Action::Free(_))), "still has its lease"),
+    ("gives a lease back twice", |_, a| doubled(a, |a| matches!(a, Action::Free(_))), "no lease of"),
+    (
+        "gives the lease of a running leg back",
+        |e, a| match e {
+            Event::Placed(_) if !a.is_empty() => with(a, Action::Free(Leg::Decode), false),
+            _ => a,
+        },
+        "is freed in flight",
+    ),
+    (
+        "gives the lease of a detached leg back",
+        |e, a| match e {
+            Event::Ended(Leg::Decode) if !a.is_empty() => with(a, Action::Free(Leg::Prefill), true),
+            _ => a,
+        },
+        "no lease of Prefill",
+    ),
+    ("forgets to judge", |_, a| without(a, |a| matches!(a, Action::Judge(..))), "never judged"),
+    ("judges twice", |_, a| doubled(a, |a| matches!(a, Action::Judge(..))), "judged twice"),
+];
+
+const VERDICTS: [Says; 4] = [
+    (
+        "blames a leg that was dropped",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Judge(leg, Verdict::Mute) => Action::Judge(leg, Verdict::Bad),
+                a => a,
+            })
+        },
+        "judged Bad, should be Mute",
+    ),
+    (
+        "praises a leg that failed",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Judge(leg, Verdict::Bad) => Action::Judge(leg, Verdict::Good),
+                a => a,
+            })
+        },
+        "judged Good, should be Bad",
+    ),
+    (
+        "judges a leg that goes on in the background",
+        |_, a| {
+            let detaches = a.contains(&Action::Detach(Leg::Prefill));
+            if detaches { with(a, Action::Judge(Leg::Prefill, Verdict::Mute), false) } else { a }
+        },
+        "the background will do that",
+    ),
+    (
+        "judges a leg of another plan",
+        |e, a| match e {
+            Event::Placed(c) if *c == DECODE_ONLY && !a.is_empty() => {
+                with(a, Action::Judge(Leg::Prefill, Verdict::Mute), false)
+            }
+            _ => a,
+        },
+        "the plan has none",
+    ),
+];
+
+const ENDS: [Says; 9] = [
+    ("settles twice", |_, a| doubled(a, |a| matches!(a, Action::Settle(_))), "comes after Settle"),
+    ("settles first", |_, a| a.into_iter().rev().collect(), "Decode still has its lease"),
+    ("never settles", |_, a| without(a, |a| matches!(a, Action::Settle(_))), "it is not settled"),
+    (
+        "settles as something else",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Settle(Outcome::Served) => Action::Settle(Outcome::ClientGone),
+                a => a,
+            })
+        },
+        "settled as ClientGone, should be Served",
+    ),
+    ("answers nothing", |_, a| without(a, |a| matches!(a, Action::Fail(_))), "settled on"),
+    ("starts twice", |_, a| doubled(a, |a| matches!(a, Action::Start)), "started after Started"),
+    (
+        "fails an answer that had begun",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Cut(fault) => Action::Fail(fault),
+                a => a,
+            })
+        },
+        "the client was told before",
+    ),
+    (
+        "cuts an answer that had not begun",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Fail(fault) => Action::Cut(fault),
+                a => a,
+            })
+        },
+        "cut an answer that is Nothing",
+    ),
+    (
+        "goes on when the client has left",
+        |e, a| if matches!(e, Event::ClientGone) { Actions::new() } else { a },
+        "it went on",
+    ),
+];
+
+const LEGS: [Says; 9] = [
+    (
+        "leaves a leg running",
+        |e, a| match e {
+            Event::ClientGone => without(a, |a| matches!(a, Action::Cancel(_))),
+            _ => a,
+        },
+        "in flight",
+    ),
+    (
+        "cancels a leg that is not running",
+        |e, a| match e {
+            Event::Ended(Leg::Decode) if !a.is_empty() => with(a, Action::Cancel(Leg::Decode), true),
+            _ => a,
+        },
+        "is not in flight",
+    ),
+    ("sends twice", |_, a| doubled(a, |a| matches!(a, Action::Send(_))), "is sent while Sent"),
+    (
+        "sends the decode before the prefill has answered",
+        |e, a| match e {
+            Event::Placed(c) if *c == IN_TURN && !a.is_empty() => with(a, Action::Send(Leg::Decode), false),
+            _ => a,
+        },
+        "decode is sent on a hand-off that is Sent",
+    ),
+    (
+        "sends the decode on a dead hand-off",
+        |e, a| match e {
+            Event::Answered(Handed::Dead(_)) if !a.is_empty() => with(a, Action::Send(Leg::Decode), true),
+            _ => a,
+        },
+        "decode is sent on a hand-off that is Dropped, Dead",
+    ),
+    (
+        "closes the prefill that the answer lives on",
+        |_, a| {
+            let started = a.contains(&Action::Start);
+            turned(a, |a| match a {
+                Action::Detach(leg) if started => Action::Cancel(leg),
+                a => a,
+            })
+        },
+        "aborts the transfer",
+    ),
+    (
+        "forgets the prefill once the answer has begun",
+        |_, a| without(a, |a| matches!(a, Action::Detach(_))),
+        "Prefill still has its lease",
+    ),
+    (
+        "detaches where the plan says to cancel",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Cancel(Leg::Prefill) => Action::Detach(Leg::Prefill),
+                a => a,
+            })
+        },
+        "the plan says to cancel it",
+    ),
+    (
+        "takes an event that cannot be",
+        |e, a| match e {
+            Event::Ended(Leg::Prefill) if a.is_empty() => with(a, Action::Send(Leg::Decode), false),
+            _ => a,
+        },
+        "does not fit and still led to",
+    ),
+];
+
+const HAND_OFFS: [Says; 3] = [
+    ("forgets the KV", |_, a| without(a, |a| matches!(a, Action::Release)), "KV is held for nobody"),
+    ("releases twice", |_, a| doubled(a, |a| matches!(a, Action::Release)), "KV released that is Released"),
+    (
+        "releases KV that the decode was told of",
+        |e, a| match e {
+            Event::Deadline if a.contains(&Action::Cancel(Leg::Decode)) => with(a, Action::Release, true),
+            _ => a,
+        },
+        "KV released that is",
+    ),
+];
+
+const RETRIES: [Says; 4] = [
+    (
+        "retries for ever",
+        |e, a| match e {
+            Event::Failed(_) if a.iter().any(|a| matches!(a, Action::Fail(_))) => {
+                let a = without(a, |a| matches!(a, Action::Fail(_) | Action::Settle(_)));
+                with(a, Action::Wait(Duration::ZERO), false)
+            }
+            _ => a,
+        },
+        "it says (done, attempt)",
+    ),
+    (
+        "retries an answer that had begun",
+        |e, a| match e {
+            Event::Failed(Failure { leg: Leg::Decode, .. })
+                if a.iter().any(|a| matches!(a, Action::Cut(_))) =>
+            {
+                let a = without(a, |a| matches!(a, Action::Cut(_) | Action::Settle(_)));
+                with(a, Action::Wait(Duration::ZERO), false)
+            }
+            _ => a,
+        },
+        "a retry after the client was answered",
+    ),
+    (
+        "waits without a bound",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Wait(_) => Action::Wait(Duration::MAX),
+                a => a,
+            })
+        },
+        "waits",
+    ),
+    (
+        "places anew at once",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Wait(_) => Action::Place,
+                a => a,
+            })
+        },
+        "it says (done, attempt)",
+    ),
+];
+
+const EARS: [Hears; 7] = [
+    (
+        "starts on the decode's head alone",
+        |e| match e {
+            Event::Placed(c) => Event::Placed(Course { start: Start::DecodeHead, ..c }),
+            e => e,
+        },
+        "started while prefill is Sent",
+    ),
+    (
+        "does not wait for the prefill's end",
+        |e| match e {
+            Event::Placed(c) => Event::Placed(Course { start: Start::BothHeads, ..c }),
+            e => e,
+        },
+        "started while prefill is Head",
+    ),
+    (
+        "takes a dead hand-off for a good one",
+        |e| match e {
+            Event::Answered(Handed::Dead(_)) => Event::Answered(Handed::Over),
+            e => e,
+        },
+        "Prefill judged Good, should be Bad",
+    ),
+    (
+        "takes KV that was handed over for none",
+        |e| match e {
+            Event::Answered(Handed::Over) => Event::Answered(Handed::Nothing),
+            e => e,
+        },
+        "KV is held for nobody",
+    ),
+    (
+        "releases KV that the decode may have got",
+        |e| match e {
+            Event::Failed(f) => Event::Failed(Failure { delivered: false, ..f }),
+            e => e,
+        },
+        "KV released that is Told",
+    ),
+    (
+        "takes a deadline for a client that left",
+        |e| if matches!(e, Event::Deadline) { Event::ClientGone } else { e },
+        "settled on Deadline",
+    ),
+    (
+        "sends both legs of a plan in turn at once",
+        |e| match e {
+            Event::Placed(c) if c.order == Order::InTurn => {
+                Event::Placed(Course { order: Order::Together, ..c })
+            }
+            e => e,
+        },
+        "decode is sent on a hand-off that is Sent",
+    ),
+];
+
+#[test]
+fn the_walk_finds_every_bug() {
+    let mut missed = String::new();
+    let says = LEASES.into_iter().chain(VERDICTS).chain(ENDS).chain(LEGS).chain(HAND_OFFS).chain(RETRIES);
+    let says = says.map(|(name, bend, why)| (name, Bend::Says(bend), why));
+    let all: Vec<Mutant> = says.chain(EARS.map(|(name, bend, why)| (name, Bend::Hears(bend), why))).collect();
+    for (name, bend, why) in all {
+        match walk(COURSES, 2, bend) {
+            Ok(_) => missed += &format!("an exchange that {name} passed\n"),
+            Err(broken) if broken.why.contains(why) => {}
+            Err(broken) => missed += &format!("an exchange that {name}, not for {why:?} but: {broken}"),
+        }
+    }
+    assert!(missed.is_empty(), "{missed}");
+}

@@ -1,0 +1,167 @@
+//! Exchanges told in words: events in, actions out, each line of it checked by the world as well.
+//!
+//! One notation for the named stories and for the scripts. Plans are not written down here but asked of the
+//! hand-offs themselves, for a request of the kind that the name says.
+
+use baton_core::ask::{Api, Ask};
+use baton_core::body::{BodyLimits, Envelope};
+use baton_core::breaker::Verdict;
+use baton_core::dice::Dice;
+use baton_core::exchange::{Action, Course, Event, Failure, Handed, Leg, Order};
+use baton_core::fault::{Fault, LegName, Refusal};
+use baton_core::fleet::{Engine, Role, Worker};
+use baton_core::handoff::{Pair, plan};
+use baton_core::retry::RetryRule;
+use baton_core::time::Duration;
+
+use crate::walk::WHOLE;
+use crate::world::{Bend, Subject, World};
+
+/// One exchange, told line by line.
+pub struct Telling {
+    subject: Subject,
+    world: World,
+}
+
+impl Telling {
+    pub fn new(attempts: u32) -> Telling {
+        let rule = RetryRule { attempts, jitter: 0.0, ..RetryRule::default() };
+        Telling { subject: Subject::new(rule, Bend::Straight), world: World::new(&[WHOLE], attempts) }
+    }
+
+    /// What the exchange asks for when it hears this.
+    pub fn hear(&mut self, words: &str) -> String {
+        let event = self.event(words);
+        let actions = self.subject.clone().on(&event);
+        if let Err(why) = self.world.step(&mut self.subject, &event) {
+            panic!("{words}: {why}");
+        }
+        match actions.as_slice() {
+            [] => "nothing".to_owned(),
+            actions => actions.iter().map(say).collect::<Vec<_>>().join(", "),
+        }
+    }
+
+    fn event(&self, words: &str) -> Event {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        match words.as_slice() {
+            ["begin"] => Event::Begin,
+            ["placed", request] => Event::Placed(course(request)),
+            ["unplaced"] => Event::Unplaced(Fault::NoWorker { leg: LegName::Decode, registered: true }),
+            ["head", leg] => Event::Head(self.leg(leg).0),
+            ["answered", "over"] => Event::Answered(Handed::Over),
+            ["answered", "nothing"] => Event::Answered(Handed::Nothing),
+            ["answered", "dead"] => Event::Answered(Handed::Dead(Fault::Broken {
+                leg: LegName::Prefill,
+                cause: "no hand-off in the answer".into(),
+            })),
+            ["ended", leg] => Event::Ended(self.leg(leg).0),
+            [leg, what @ ..] if ["prefill", "decode", "whole"].contains(leg) => self.failed(leg, what),
+            ["client", "gone"] => Event::ClientGone,
+            ["deadline"] => Event::Deadline,
+            ["drain"] => Event::Drain,
+            ["resume"] => Event::Resume,
+            other => panic!("no such event: {other:?}"),
+        }
+    }
+
+    fn leg(&self, word: &str) -> (Leg, LegName) {
+        match word {
+            "prefill" => (Leg::Prefill, LegName::Prefill),
+            "decode" => (Leg::Decode, LegName::Decode),
+            "whole" => (Leg::Decode, LegName::Whole),
+            other => panic!("no such leg: {other}"),
+        }
+    }
+
+    /// `refuses 503`, `refuses 503 later`, `unreachable` (nothing was sent), `lost` (it was), `breaks off`.
+    fn failed(&self, leg: &str, what: &[&str]) -> Event {
+        let (leg, name) = self.leg(leg);
+        let lost = |cause: &str| Fault::Unreachable { leg: name, cause: cause.to_owned() };
+        let (fault, delivered) = match what {
+            ["refuses", status, later @ ..] => {
+                let refusal = Refusal {
+                    status: status.parse().unwrap(),
+                    message: "no".into(),
+                    retry_after: later.first().map(|_| "1".to_owned()),
+                    alone: self.world.is(Order::InTurn),
+                    param: None,
+                };
+                (Fault::Refused { leg: name, refusal }, true)
+            }
+            ["unreachable"] => (lost("connection refused"), false),
+            ["lost"] => (lost("connection reset"), true),
+            ["breaks", "off"] => (Fault::Broken { leg: name, cause: "connection reset".into() }, true),
+            other => panic!("no such failure: {other:?}"),
+        };
+        Event::Failed(Failure { leg, fault, delivered })
+    }
+}
+
+/// All of a story: from its beginning, through these events, one a line.
+pub fn tell(attempts: u32, events: &[&str]) -> String {
+    let mut telling = Telling::new(attempts);
+    assert_eq!(telling.hear("begin"), "place");
+    let lines = events.iter().map(|event| format!("{event:24} -> {}\n", telling.hear(event)));
+    lines.collect()
+}
+
+fn say(action: &Action) -> String {
+    let name = |leg: &Leg| match leg {
+        Leg::Prefill => "prefill",
+        Leg::Decode => "decode",
+    };
+    match action {
+        Action::Place => "place".to_owned(),
+        Action::Send(leg) => format!("send {}", name(leg)),
+        Action::Cancel(leg) => format!("cancel {}", name(leg)),
+        Action::Detach(leg) => format!("detach {}", name(leg)),
+        Action::Release => "release".to_owned(),
+        Action::Judge(leg, verdict) => {
+            let verdict = match verdict {
+                Verdict::Good => "good",
+                Verdict::Bad => "bad",
+                Verdict::Mute => "mute",
+            };
+            format!("judge {} {verdict}", name(leg))
+        }
+        Action::Free(leg) => format!("free {}", name(leg)),
+        Action::Start => "start".to_owned(),
+        Action::Fail(fault) => format!("fail {} {}", fault.status(), fault.code()),
+        Action::Cut(fault) => format!("cut {}", fault.code()),
+        Action::Wait(wait) => format!("wait {wait:?}"),
+        Action::Settle(outcome) => format!("settle {}", outcome.as_str()),
+    }
+}
+
+/// The steering part of the plan that a hand-off makes for such a request.
+pub fn course(request: &str) -> Course {
+    let (engine, connector, body) = match request {
+        "nixl" => (Engine::Vllm, Some("NixlConnector"), r#"{"max_tokens":16}"#),
+        "decode-only" => (Engine::Vllm, Some("NixlConnector"), r#"{"n":2}"#),
+        "store" => (Engine::Vllm, Some("MooncakeStoreConnector"), "{}"),
+        "sglang" => (Engine::Sglang, None, r#"{"stream":true}"#),
+        "sglang-plain" => (Engine::Sglang, None, "{}"),
+        "sglang-logprobs" => (Engine::Sglang, None, r#"{"stream":true,"logprobs":true}"#),
+        "whole" => (Engine::Vllm, None, "{}"),
+        other => panic!("no such request: {other}"),
+    };
+    let body = Envelope::parse(body.into(), &BodyLimits::default()).unwrap();
+    let ask = Ask::read(Api::Chat, &body).unwrap();
+    let mut prefill = Worker::new("p", "http://p:1", Role::Prefill);
+    prefill.engine = engine;
+    prefill.kv_connector = connector.map(str::to_owned);
+    let decode = Worker { role: Role::Decode, ..prefill.clone() };
+    let pair = match request {
+        "whole" => Pair::Whole(&decode),
+        _ => Pair::Legs { prefill: &prefill, decode: &decode },
+    };
+    plan(pair, &ask, &mut Dice::new(1)).course
+}
+
+/// The first wait before another attempt, as the stories show it.
+#[test]
+fn the_first_wait_is_the_rules() {
+    assert_eq!(RetryRule::default().initial_backoff, Duration::from_millis(50));
+    assert!(tell(2, &["placed nixl", "prefill lost"]).ends_with("wait 50ms\n"));
+}

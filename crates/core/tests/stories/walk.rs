@@ -1,0 +1,209 @@
+//! Every order of events of every kind of plan, against the rules that the world states.
+//!
+//! The walk goes depth first from the first event to all ends, with no bound on the depth: states that look
+//! the same to the exchange and to the world are walked once, and there are finitely many. A state met again
+//! on its own path would be an exchange that can go on for ever, and is refused. In each state the events
+//! that cannot happen there are tried as well, and must change nothing.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use baton_core::exchange::{Abort, Course, Order, Start};
+use baton_core::retry::RetryRule;
+use baton_core::time::Duration;
+use expect_test::expect;
+
+use crate::world::{Bend, Subject, World};
+
+/// What a walk found out about all that can follow a state.
+#[derive(Clone, Copy)]
+pub struct Tally {
+    /// Orders of events from here to an end.
+    orders: u128,
+    /// Events in the longest of them.
+    longest: u32,
+}
+
+#[derive(Default)]
+pub struct Walk {
+    /// Walk every order to its end, also through states that were met before.
+    blindly: bool,
+    seen: HashMap<String, Tally>,
+    open: HashSet<String>,
+    trail: Vec<String>,
+    steps: u64,
+}
+
+/// A rule was broken, and the events that led there.
+#[derive(Debug)]
+pub struct Broken {
+    pub why: String,
+    pub trail: Vec<String>,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.why)?;
+        self.trail.iter().try_for_each(|event| writeln!(f, "  {event}"))
+    }
+}
+
+pub fn rule(attempts: u32) -> RetryRule {
+    RetryRule { attempts, jitter: 0.0, initial_backoff: Duration::from_millis(1), ..RetryRule::default() }
+}
+
+/// Walks all orders of events where each attempt may be placed on any of `courses`.
+pub fn walk(courses: &'static [Course], attempts: u32, bend: Bend) -> Result<(Walk, Tally), Broken> {
+    let mut walk = Walk::default();
+    let tally = walk.visit(&Subject::new(rule(attempts), bend), &World::new(courses, attempts))?;
+    Ok((walk, tally))
+}
+
+impl Walk {
+    fn visit(&mut self, subject: &Subject, world: &World) -> Result<Tally, Broken> {
+        let key = format!("{:?} {}", subject.exchange, world.key());
+        if let Some(tally) = self.seen.get(&key).filter(|_| !self.blindly) {
+            return Ok(*tally);
+        }
+        if !self.open.insert(key.clone()) {
+            return Err(self.broken("the same state again: it may never end".into()));
+        }
+        self.stray(subject, world)?;
+        let mut tally = Tally { orders: 0, longest: 0 };
+        for event in world.natural().into_iter().chain(world.exogenous()) {
+            let (mut subject, mut world) = (subject.clone(), world.clone());
+            self.trail.push(format!("{event:?}"));
+            self.steps += 1;
+            world.step(&mut subject, &event).map_err(|why| self.broken(why))?;
+            let after = self.visit(&subject, &world)?;
+            self.trail.pop();
+            tally.orders += after.orders;
+            tally.longest = tally.longest.max(after.longest + 1);
+        }
+        if world.is_settled() {
+            tally.orders = 1;
+        }
+        self.open.remove(&key);
+        self.seen.insert(key, tally);
+        Ok(tally)
+    }
+
+    fn stray(&self, subject: &Subject, world: &World) -> Result<(), Broken> {
+        let before = format!("{:?}", subject.exchange);
+        for event in world.stray() {
+            let mut subject = subject.clone();
+            let actions = subject.on(&event);
+            if !actions.is_empty() || format!("{:?}", subject.exchange) != before {
+                return Err(self.broken(format!("{event:?} does not fit and still led to {actions:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn broken(&self, why: String) -> Broken {
+        Broken { why, trail: self.trail.clone() }
+    }
+}
+
+const fn course(order: Order, start: Start, prefill_abort: Abort, release: bool) -> Course {
+    Course { order, start, prefill_abort, release, whole: false }
+}
+
+pub const DECODE_ONLY: Course = course(Order::Single, Start::DecodeHead, Abort::Cancel, false);
+pub const WHOLE: Course = Course { whole: true, ..DECODE_ONLY };
+pub const IN_TURN: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, true);
+pub const IN_TURN_FREE: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, false);
+pub const TOGETHER: Course = course(Order::Together, Start::BothHeads, Abort::Cancel, false);
+pub const TOGETHER_TO_END: Course = course(Order::Together, Start::PrefillEnd, Abort::Cancel, false);
+
+/// Every kind of plan that the types allow, by name.
+const KINDS: [(&str, &[Course]); 14] = [
+    ("decode only", &[DECODE_ONLY]),
+    ("whole", &[WHOLE]),
+    ("in turn, release", &[IN_TURN]),
+    ("in turn, release, detach", &[course(Order::InTurn, Start::DecodeHead, Abort::Detach, true)]),
+    ("in turn", &[IN_TURN_FREE]),
+    ("in turn, detach", &[course(Order::InTurn, Start::DecodeHead, Abort::Detach, false)]),
+    ("together, decode head", &[course(Order::Together, Start::DecodeHead, Abort::Cancel, false)]),
+    ("together, decode head, detach", &[course(Order::Together, Start::DecodeHead, Abort::Detach, false)]),
+    ("together, both heads", &[TOGETHER]),
+    ("together, both heads, detach", &[course(Order::Together, Start::BothHeads, Abort::Detach, false)]),
+    ("together, prefill end", &[TOGETHER_TO_END]),
+    ("together, prefill end, detach", &[course(Order::Together, Start::PrefillEnd, Abort::Detach, false)]),
+    ("as planned today, any", &[DECODE_ONLY, WHOLE, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END]),
+    ("in turn, then together", &[IN_TURN, TOGETHER]),
+];
+
+#[test]
+fn every_order_of_events_keeps_the_rules() {
+    let mut table = String::new();
+    for (name, courses) in KINDS {
+        for attempts in [1, 2, 3] {
+            let (walk, tally) = match walk(courses, attempts, Bend::Straight) {
+                Ok(done) => done,
+                Err(broken) => panic!("{name}, {attempts} attempts: {broken}"),
+            };
+            let (states, steps, Tally { orders, longest }) = (walk.seen.len(), walk.steps, tally);
+            table += &format!("{name:30} {attempts} {states:6} {steps:7} {longest:3} {orders:18}\n");
+        }
+    }
+    let head = "plans, attempts, states, steps, longest order, orders";
+    println!("{head}\n{table}");
+    expect![[r#"
+        decode only                    1     11      21   4                 18
+        decode only                    2     56     117   7                118
+        decode only                    3     93     213  10                618
+        whole                          1     11      21   4                 18
+        whole                          2     56     117   7                118
+        whole                          3     93     213  10                618
+        in turn, release               1     24      56   6                 75
+        in turn, release               2    289     691  11               2231
+        in turn, release               3    508    1326  16              62599
+        in turn, release, detach       1     25      56   6                 75
+        in turn, release, detach       2    305     691  11               2231
+        in turn, release, detach       3    539    1326  16              62599
+        in turn                        1     16      41   6                 75
+        in turn                        2    179     481  11               2231
+        in turn                        3    314     921  16              62599
+        in turn, detach                1     17      41   6                 75
+        in turn, detach                2    195     481  11               2231
+        in turn, detach                3    345     921  16              62599
+        together, decode head          1     19      55   6                 53
+        together, decode head          2    208     613  11               1208
+        together, decode head          3    371    1171  16              25463
+        together, decode head, detach  1     20      55   6                 53
+        together, decode head, detach  2    224     613  11               1208
+        together, decode head, detach  3    402    1171  16              25463
+        together, both heads           1     20      66   6                 63
+        together, both heads           2    238     792  11               1818
+        together, both heads           3    428    1518  16              49203
+        together, both heads, detach   1     21      66   6                 63
+        together, both heads, detach   2    255     792  11               1818
+        together, both heads, detach   3    461    1518  16              49203
+        together, prefill end          1     17      67   6                 73
+        together, prefill end          2    205     803  11               2398
+        together, prefill end          3    365    1539  16              74473
+        together, prefill end, detach  1     18      67   6                 73
+        together, prefill end, detach  2    222     803  11               2398
+        together, prefill end, detach  3    398    1539  16              74473
+        as planned today, any          1     79     247   6                302
+        as planned today, any          2   1462    4641  11              37998
+        as planned today, any          3   2684    9035  16            4712302
+        in turn, then together         1     40     117   6                134
+        in turn, then together         2    559    1617  11               7614
+        in turn, then together         3   1002    3117  16             419014
+    "#]]
+    .assert_eq(&table);
+}
+
+#[test]
+fn states_that_look_the_same_have_the_same_future() {
+    for (name, courses) in &KINDS[..12] {
+        let start = (Subject::new(rule(2), Bend::Straight), World::new(courses, 2));
+        let mut blind = Walk { blindly: true, ..Walk::default() };
+        let all = blind.visit(&start.0, &start.1).map(|tally| (tally.orders, tally.longest)).unwrap();
+        let pruned =
+            walk(courses, 2, Bend::Straight).map(|(_, tally)| (tally.orders, tally.longest)).unwrap();
+        assert_eq!(all, pruned, "{name}");
+    }
+}

@@ -1,0 +1,487 @@
+//! A model of everything around an exchange: the driver, both legs, the leases, the KV, the client.
+//!
+//! It knows which events can happen when, carries the exchange's actions out on paper, and refuses any
+//! action that a real driver could not or must not carry out. It knows nothing of how the exchange decides:
+//! what it checks is stated in terms of the world.
+
+use baton_core::breaker::Verdict;
+use baton_core::dice::Dice;
+use baton_core::exchange::{
+    Abort, Action, Actions, Course, Event, Exchange, Failure, Handed, Leg, Order, Outcome, Start,
+};
+use baton_core::fault::{Fault, LegName, Refusal};
+use baton_core::retry::RetryRule;
+use baton_core::time::Duration;
+
+pub const LEGS: [Leg; 2] = [Leg::Prefill, Leg::Decode];
+
+/// The exchange as it is, or with a bug for the walk to find.
+#[derive(Clone, Copy)]
+pub enum Bend {
+    Straight,
+    /// It takes an event for another one.
+    Hears(fn(Event) -> Event),
+    /// It asks for something else than it should.
+    Says(fn(&Event, Actions) -> Actions),
+}
+
+/// The exchange under test.
+#[derive(Clone)]
+pub struct Subject {
+    pub exchange: Exchange,
+    bend: Bend,
+}
+
+impl Subject {
+    pub fn new(rule: RetryRule, bend: Bend) -> Subject {
+        Subject { exchange: Exchange::new(rule, Duration::from_secs(30)), bend }
+    }
+
+    pub fn on(&mut self, event: &Event) -> Actions {
+        // Fresh dice each time: equal states stay equal. The rules used here have no jitter.
+        let dice = &mut Dice::new(1);
+        match self.bend {
+            Bend::Straight => self.exchange.on(event.clone(), dice),
+            Bend::Hears(mistake) => self.exchange.on(mistake(event.clone()), dice),
+            Bend::Says(mistake) => mistake(event, self.exchange.on(event.clone(), dice)),
+        }
+    }
+}
+
+/// Where a leg of the attempt under way is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// The plan has no such leg.
+    Absent,
+    Placed,
+    Sent,
+    Head,
+    /// Its body ended as it should.
+    Ended,
+    /// It failed, or was cancelled.
+    Dropped,
+    /// It goes on in the background with its lease.
+    Detached,
+}
+
+/// What is known of the KV that the prefill holds for the decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kv {
+    None,
+    /// The prefill holds it, and the decode surely does not know of it.
+    Held,
+    /// The decode may know of it: fetching or dropping it is between the engines now.
+    Told,
+    Released,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owed {
+    Begin,
+    Placement,
+    Resume,
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Started,
+    Failed,
+    Cut,
+}
+
+/// What a prefill in turn said last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    None,
+    Alive,
+    Dead,
+}
+
+/// All that a driver would hold for one exchange.
+#[derive(Clone, Debug)]
+pub struct World {
+    courses: &'static [Course],
+    attempts_allowed: u32,
+    course: Option<Course>,
+    attempts: u32,
+    at: [At; 2],
+    leased: [bool; 2],
+    judged: [bool; 2],
+    kv: Kv,
+    word: Word,
+    owed: Owed,
+    told: Told,
+    settled: Option<Outcome>,
+}
+
+type Checked = Result<(), String>;
+
+fn must(held: bool, what: impl FnOnce() -> String) -> Checked {
+    if held { Ok(()) } else { Err(what()) }
+}
+
+impl World {
+    /// `courses`: what a placement may come to, at each attempt.
+    pub fn new(courses: &'static [Course], attempts_allowed: u32) -> World {
+        World {
+            courses,
+            attempts_allowed,
+            course: None,
+            attempts: 0,
+            at: [At::Absent; 2],
+            leased: [false; 2],
+            judged: [false; 2],
+            kv: Kv::None,
+            word: Word::None,
+            owed: Owed::Begin,
+            told: Told::Nothing,
+            settled: None,
+        }
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.settled.is_some()
+    }
+
+    /// What separates this world from another, as far as the future is concerned.
+    pub fn key(&self) -> String {
+        format!(
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            self.course,
+            self.attempts,
+            self.at,
+            self.leased,
+            self.judged,
+            (self.kv, self.word),
+            self.owed,
+            self.told,
+            self.settled
+        )
+    }
+
+    fn at(&self, leg: Leg) -> At {
+        self.at[leg as usize]
+    }
+
+    fn in_flight(&self, leg: Leg) -> bool {
+        matches!(self.at(leg), At::Sent | At::Head)
+    }
+
+    pub fn is(&self, order: Order) -> bool {
+        self.course.is_some_and(|c| c.order == order)
+    }
+
+    /// Events that come by themselves: if none is left, the exchange must have settled.
+    pub fn natural(&self) -> Vec<Event> {
+        let mut events = match self.owed {
+            Owed::Begin => vec![Event::Begin],
+            Owed::Resume => vec![Event::Resume],
+            Owed::Placement => {
+                let none = Fault::NoWorker { leg: LegName::Prefill, registered: true };
+                let mut all: Vec<Event> = self.courses.iter().copied().map(Event::Placed).collect();
+                all.push(Event::Unplaced(none));
+                all
+            }
+            Owed::Nothing => vec![],
+        };
+        for leg in LEGS {
+            events.extend(self.of_leg(leg));
+        }
+        events
+    }
+
+    fn of_leg(&self, leg: Leg) -> Vec<Event> {
+        let in_turn = self.is(Order::InTurn) && leg == Leg::Prefill;
+        let name = self.course.map_or(LegName::Decode, |c| c.name(leg));
+        let broken = Fault::Broken { leg: name, cause: "reset".into() };
+        let mut events = vec![];
+        match self.at(leg) {
+            At::Sent => {
+                events.push(Event::Head(leg));
+                events.extend(refusals(name).map(|f| failed(leg, f, true)));
+                let lost = Fault::Unreachable { leg: name, cause: "refused".into() };
+                events.extend([true, false].map(|delivered| failed(leg, lost.clone(), delivered)));
+            }
+            At::Head if leg == Leg::Prefill && !in_turn => {
+                events.extend([Event::Ended(leg), failed(leg, broken, true)]);
+            }
+            At::Head if leg == Leg::Decode && self.told == Told::Started => {
+                events.extend([Event::Ended(leg), failed(leg, broken, true)]);
+            }
+            At::Head => events.push(failed(leg, broken, true)),
+            _ => {}
+        }
+        // Whether a driver reports the head of a prefill in turn is its own affair.
+        if in_turn && self.in_flight(leg) {
+            let dead = Fault::Broken { leg: LegName::Prefill, cause: "no hand-off in the answer".into() };
+            events.extend([Handed::Over, Handed::Nothing, Handed::Dead(dead)].map(Event::Answered));
+        }
+        events
+    }
+
+    /// Events from outside, possible until the end.
+    pub fn exogenous(&self) -> Vec<Event> {
+        if self.settled.is_some() || self.owed == Owed::Begin {
+            return vec![];
+        }
+        vec![Event::ClientGone, Event::Deadline, Event::Drain]
+    }
+
+    /// Can this happen now?
+    fn fits(&self, event: &Event) -> bool {
+        self.settled.is_none()
+            && match event {
+                Event::Begin => self.owed == Owed::Begin,
+                Event::Resume => self.owed == Owed::Resume,
+                Event::Placed(_) | Event::Unplaced(_) => self.owed == Owed::Placement,
+                Event::Head(leg) => self.at(*leg) == At::Sent,
+                Event::Answered(_) => self.is(Order::InTurn) && self.in_flight(Leg::Prefill),
+                Event::Ended(Leg::Prefill) => self.is(Order::Together) && self.in_flight(Leg::Prefill),
+                Event::Ended(Leg::Decode) => self.told == Told::Started && self.in_flight(Leg::Decode),
+                Event::Failed(f) => self.in_flight(f.leg),
+                Event::ClientGone | Event::Deadline | Event::Drain => self.owed != Owed::Begin,
+            }
+    }
+
+    /// Events that cannot happen now; if a driver reports one all the same, nothing may come of it.
+    pub fn stray(&self) -> Vec<Event> {
+        let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
+        let lost = Fault::Unreachable { leg: LegName::Decode, cause: "refused".into() };
+        let dead = Handed::Dead(Fault::Broken { leg: LegName::Prefill, cause: "reset".into() });
+        let mut all =
+            vec![Event::Begin, Event::Resume, Event::Placed(self.courses[0]), Event::Unplaced(none)];
+        all.extend([Event::ClientGone, Event::Deadline, Event::Drain]);
+        all.extend([Handed::Over, Handed::Nothing, dead].map(Event::Answered));
+        for leg in LEGS {
+            all.extend([Event::Head(leg), Event::Ended(leg)]);
+            all.extend([true, false].map(|delivered| failed(leg, lost.clone(), delivered)));
+        }
+        all.retain(|event| !self.fits(event));
+        all
+    }
+
+    /// The event happens, and the exchange's answer to it is carried out.
+    pub fn step(&mut self, subject: &mut Subject, event: &Event) -> Checked {
+        let was = self.clone();
+        self.happen(event);
+        let actions = subject.on(event);
+        for (i, action) in actions.iter().enumerate() {
+            must(self.settled.is_none(), || format!("{action:?} comes after Settle"))?;
+            self.carry_out(action, event, &was)
+                .map_err(|why| format!("action {} of {actions:?}: {why}", i + 1))?;
+        }
+        self.rest(event).map_err(|why| format!("after {actions:?}: {why}"))?;
+        let seen = (subject.exchange.is_done(), subject.exchange.attempt());
+        must(seen == (self.settled.is_some(), self.attempts), || {
+            format!("it says (done, attempt) {seen:?}, the world says attempt {}", self.attempts)
+        })?;
+        must(subject.exchange.has_started() == (self.told == Told::Started && self.settled.is_none()), || {
+            "has_started does not agree with what the client got".to_owned()
+        })
+    }
+
+    fn happen(&mut self, event: &Event) {
+        if !self.fits(event) {
+            return;
+        }
+        match event {
+            Event::Begin | Event::Resume | Event::Unplaced(_) => self.owed = Owed::Nothing,
+            Event::Placed(course) => {
+                self.owed = Owed::Nothing;
+                self.course = Some(*course);
+                let prefill = course.order != Order::Single;
+                self.at = [if prefill { At::Placed } else { At::Absent }, At::Placed];
+                self.leased = [prefill, true];
+                self.judged = [!prefill, false];
+                (self.kv, self.word) = (Kv::None, Word::None);
+            }
+            Event::Head(leg) => self.at[*leg as usize] = At::Head,
+            Event::Ended(leg) => self.at[*leg as usize] = At::Ended,
+            Event::Failed(f) => {
+                self.at[f.leg as usize] = At::Dropped;
+                if f.leg == Leg::Decode && !f.delivered && self.kv == Kv::Told {
+                    self.kv = Kv::Held;
+                }
+            }
+            Event::Answered(handed) => {
+                let dead = matches!(handed, Handed::Dead(_));
+                self.at[0] = if dead { At::Dropped } else { At::Ended };
+                self.word = if dead { Word::Dead } else { Word::Alive };
+                if *handed == Handed::Over && self.course.is_some_and(|c| c.release) {
+                    self.kv = Kv::Held;
+                }
+            }
+            Event::ClientGone | Event::Deadline | Event::Drain => {}
+        }
+    }
+
+    fn carry_out(&mut self, action: &Action, event: &Event, was: &World) -> Checked {
+        match action {
+            Action::Place => self.place(),
+            Action::Send(leg) => self.send(*leg),
+            Action::Cancel(leg) => {
+                must(self.in_flight(*leg), || format!("{leg:?} is not in flight"))?;
+                let lived_on = *leg == Leg::Prefill && self.told == Told::Started;
+                must(!lived_on, || "closing it aborts the transfer that the answer lives on".to_owned())?;
+                self.at[*leg as usize] = At::Dropped;
+                Ok(())
+            }
+            Action::Detach(leg) => self.detach(*leg),
+            Action::Release => {
+                must(self.kv == Kv::Held, || format!("KV released that is {:?}", self.kv))?;
+                self.kv = Kv::Released;
+                Ok(())
+            }
+            Action::Judge(leg, verdict) => self.judge(*leg, *verdict, event, was),
+            Action::Free(leg) => {
+                must(self.leased[*leg as usize], || format!("no lease of {leg:?} to give back"))?;
+                must(!self.in_flight(*leg), || format!("{leg:?} is freed in flight"))?;
+                self.leased[*leg as usize] = false;
+                Ok(())
+            }
+            Action::Start => self.start(),
+            Action::Fail(_) => {
+                must(self.told == Told::Nothing, || format!("the client was told before: {:?}", self.told))?;
+                self.told = Told::Failed;
+                Ok(())
+            }
+            Action::Cut(_) => {
+                must(self.told == Told::Started, || format!("cut an answer that is {:?}", self.told))?;
+                self.told = Told::Cut;
+                Ok(())
+            }
+            Action::Wait(wait) => {
+                must(*wait <= RetryRule::default().max_backoff, || format!("waits {wait:?}"))?;
+                must(self.told == Told::Nothing, || "a retry after the client was answered".to_owned())?;
+                must(self.owed == Owed::Nothing, || "two waits at once".to_owned())?;
+                self.owed = Owed::Resume;
+                self.all_back()
+            }
+            Action::Settle(outcome) => self.settle(*outcome, event),
+        }
+    }
+
+    fn place(&mut self) -> Checked {
+        must(self.owed == Owed::Nothing, || "placed while something else is awaited".to_owned())?;
+        must(self.told == Told::Nothing, || "placed after the client was answered".to_owned())?;
+        self.attempts += 1;
+        must(self.attempts <= self.attempts_allowed, || format!("attempt {} begins", self.attempts))?;
+        self.owed = Owed::Placement;
+        self.all_back()
+    }
+
+    fn send(&mut self, leg: Leg) -> Checked {
+        must(self.at(leg) == At::Placed, || format!("{leg:?} is sent while {:?}", self.at(leg)))?;
+        must(self.leased[leg as usize], || format!("{leg:?} is sent without a lease"))?;
+        must(self.told == Told::Nothing, || "sent after the client was answered".to_owned())?;
+        if leg == Leg::Decode && self.is(Order::InTurn) {
+            must(self.at[0] == At::Ended && self.word == Word::Alive, || {
+                format!("decode is sent on a hand-off that is {:?}, {:?}", self.at[0], self.word)
+            })?;
+        }
+        if leg == Leg::Decode && self.kv == Kv::Held {
+            self.kv = Kv::Told;
+        }
+        self.at[leg as usize] = At::Sent;
+        Ok(())
+    }
+
+    fn detach(&mut self, leg: Leg) -> Checked {
+        must(leg == Leg::Prefill && self.in_flight(leg), || format!("{leg:?} detached, not in flight"))?;
+        must(!self.judged[leg as usize], || format!("{leg:?} was judged before it was detached"))?;
+        let by_plan = self.course.is_some_and(|c| c.prefill_abort == Abort::Detach);
+        must(by_plan || self.told == Told::Started, || "the plan says to cancel it".to_owned())?;
+        self.at[leg as usize] = At::Detached;
+        must(std::mem::take(&mut self.leased[leg as usize]), || format!("{leg:?} has no lease to take along"))
+    }
+
+    fn judge(&mut self, leg: Leg, verdict: Verdict, event: &Event, was: &World) -> Checked {
+        must(self.at(leg) != At::Absent, || format!("{leg:?} judged, the plan has none"))?;
+        must(self.at(leg) != At::Detached, || format!("{leg:?} judged, the background will do that"))?;
+        must(!self.in_flight(leg), || format!("{leg:?} judged in flight"))?;
+        must(!std::mem::replace(&mut self.judged[leg as usize], true), || format!("{leg:?} judged twice"))?;
+        let due = match event {
+            Event::Failed(f) if f.leg == leg => f.fault.verdict(self.name(leg)),
+            Event::Answered(Handed::Dead(fault)) if leg == Leg::Prefill => fault.verdict(self.name(leg)),
+            Event::Answered(_) if leg == Leg::Prefill => Verdict::Good,
+            Event::Ended(l) if *l == leg => Verdict::Good,
+            Event::Deadline if was.only_silent(leg) => Verdict::Bad,
+            _ => Verdict::Mute,
+        };
+        must(verdict == due, || format!("{leg:?} judged {verdict:?}, should be {due:?}"))
+    }
+
+    fn name(&self, leg: Leg) -> LegName {
+        self.course.map_or(LegName::Decode, |c| c.name(leg))
+    }
+
+    /// It was sent and has not said a word, while the other leg is not in the same position.
+    fn only_silent(&self, leg: Leg) -> bool {
+        self.at(leg) == At::Sent && self.at.iter().filter(|at| **at == At::Sent).count() == 1
+    }
+
+    fn start(&mut self) -> Checked {
+        must(self.told == Told::Nothing, || format!("started after {:?}", self.told))?;
+        must(self.at[1] == At::Head, || format!("started while decode is {:?}", self.at[1]))?;
+        let Some(course) = self.course else { return Err("started without a plan".to_owned()) };
+        let prefill_ready = match (course.order, course.start) {
+            (Order::Single | Order::InTurn, _) | (Order::Together, Start::DecodeHead) => true,
+            (Order::Together, Start::BothHeads) => matches!(self.at[0], At::Head | At::Ended),
+            (Order::Together, Start::PrefillEnd) => self.at[0] == At::Ended,
+        };
+        must(prefill_ready, || format!("started while prefill is {:?}", self.at[0]))?;
+        self.told = Told::Started;
+        Ok(())
+    }
+
+    fn settle(&mut self, outcome: Outcome, event: &Event) -> Checked {
+        self.settled = Some(outcome);
+        let due = match (self.told, event) {
+            (Told::Started, Event::Ended(Leg::Decode)) => Outcome::Served,
+            (Told::Started | Told::Nothing, Event::ClientGone) => Outcome::ClientGone,
+            (Told::Failed, _) => Outcome::Failed,
+            (Told::Cut, _) => Outcome::Cut,
+            (told, event) => return Err(format!("settled on {event:?} with the client {told:?}")),
+        };
+        must(outcome == due, || format!("settled as {outcome:?}, should be {due:?}"))?;
+        // A wait or a placement that was asked for is dropped along with the exchange.
+        self.owed = Owed::Nothing;
+        self.all_back()
+    }
+
+    /// Between attempts and at the end: no leg in flight, leases back, legs judged, no KV forgotten.
+    fn all_back(&self) -> Checked {
+        for leg in LEGS {
+            must(!self.in_flight(leg), || format!("{leg:?} is still in flight"))?;
+            must(!self.leased[leg as usize], || format!("{leg:?} still has its lease"))?;
+            let judged = self.judged[leg as usize] || matches!(self.at(leg), At::Absent | At::Detached);
+            must(judged, || format!("{leg:?} was never judged: a probe would stick"))?;
+        }
+        must(self.kv != Kv::Held, || "KV is held for nobody".to_owned())
+    }
+
+    /// After each event: an exchange that is not over waits for something that can come.
+    fn rest(&self, event: &Event) -> Checked {
+        let over = self.settled.is_some();
+        let ends = matches!(event, Event::ClientGone | Event::Deadline | Event::Drain);
+        must(over || !ends || self.owed == Owed::Begin, || "it went on".to_owned())?;
+        must(over || !self.natural().is_empty(), || "nothing is awaited and it is not settled".to_owned())?;
+        must(self.kv != Kv::Held, || {
+            "the decode will never be told of the KV, and it was not released".into()
+        })
+    }
+}
+
+fn failed(leg: Leg, fault: Fault, delivered: bool) -> Event {
+    Event::Failed(Failure { leg, fault, delivered })
+}
+
+/// A client's mistake, push-back in both its forms, a failure.
+fn refusals(leg: LegName) -> impl Iterator<Item = Fault> {
+    [(400, None), (429, None), (503, Some("1")), (500, None)].into_iter().map(move |(status, later)| {
+        let refusal = Refusal { status, retry_after: later.map(str::to_owned), ..Refusal::default() };
+        Fault::Refused { leg, refusal }
+    })
+}

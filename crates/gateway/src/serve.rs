@@ -56,7 +56,7 @@ enum Stop {
     Now,
 }
 
-/// At most so long new connections are still taken after the signal (smg.md 1.1).
+/// At most so long new connections are still taken after the signal (SMG 1.13).
 const LINGER: Duration = Duration::from_secs(5);
 /// At most so long the last errors may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(5);

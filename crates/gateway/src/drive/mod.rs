@@ -19,7 +19,6 @@ use baton_core::body::Envelope;
 use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::Fault;
-use baton_core::fleet::Engine;
 use baton_core::handoff::{self, Edits, Pair, Plan};
 use baton_core::place::{Look, Placement, Taken};
 use baton_core::record::{Record, Retried};
@@ -204,7 +203,7 @@ impl Drive {
         let [prefill, decode] = &self.taken;
         self.tried.extend([prefill, decode].into_iter().flatten().map(|t| t.seat.slot));
         let decode = decode.as_ref().map(|t| t.seat.worker.clone());
-        self.record.engine = decode.as_ref().map_or(Engine::Unspecified, |w| w.engine);
+        self.record.engine = decode.as_ref().map(|w| w.engine).unwrap_or_default();
         self.record.decode = decode;
         Event::Placed(course)
     }

@@ -20,7 +20,7 @@ use crate::lane::Lane;
 use crate::relay::{Form, Relay};
 use crate::upstream::Head;
 
-/// Client headers that both legs get (smg.md 3.6). `Authorization` has a rule of its own.
+/// Client headers that both legs get (SMG 1.13). `Authorization` has a rule of its own.
 const FORWARDED: [&str; 6] = [
     "anthropic-version",
     "anthropic-beta",

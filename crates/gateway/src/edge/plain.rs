@@ -26,7 +26,7 @@ pub async fn route(desk: &Desk, parts: Parts, body: Incoming) -> Reply {
     answered.unwrap_or_else(|fault| answer::fault(&fault, shape, &desk.request_id("req-", &parts.headers)))
 }
 
-/// Open to everybody, so that probes and clients' model lists work without the key (smg.md 1.8).
+/// Open to everybody, so that probes and clients' model lists work without the key (SMG 1.13).
 enum Public {
     Alive,
     Ready,

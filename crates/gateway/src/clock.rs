@@ -31,6 +31,12 @@ impl Clock {
     }
 }
 
+/// A seed that differs from start to start.
+pub fn seed() -> u64 {
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    wall.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -45,10 +51,4 @@ mod tests {
         tokio::time::sleep_until(clock.timer(at)).await;
         assert_eq!(clock.now(), at);
     }
-}
-
-/// A seed that differs from start to start.
-pub fn seed() -> u64 {
-    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    wall.as_nanos() as u64 ^ (u64::from(std::process::id()) << 32)
 }

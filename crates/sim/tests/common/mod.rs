@@ -1,5 +1,11 @@
 //! A small HTTP client for the tests, and the two ways in which a pair is used.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::SocketAddr;

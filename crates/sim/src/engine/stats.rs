@@ -139,6 +139,8 @@ impl Stats {
 #[derive(Clone, Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
+    /// What bounds and sum are multiplied with when they are told.
+    unit: f64,
     counts: Vec<u64>,
     sum: f64,
 }
@@ -152,7 +154,7 @@ pub static SIZES: [f64; 10] = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 1638
 impl Histogram {
     #[must_use]
     pub fn new(bounds: &'static [f64]) -> Self {
-        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+        Self { bounds, unit: 1.0, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
     pub fn add(&mut self, value: f64) {
@@ -174,7 +176,13 @@ impl Histogram {
 
     #[must_use]
     pub fn sum(&self) -> f64 {
-        self.sum
+        self.sum * self.unit
+    }
+
+    /// The same values in another unit, `factor` times as many of them.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Self {
+        Self { unit: self.unit * factor, ..self.clone() }
     }
 
     /// Upper bound and how many values were at most that, without the last, endless one.
@@ -182,7 +190,7 @@ impl Histogram {
         let mut total = 0;
         self.bounds.iter().zip(&self.counts).map(move |(bound, count)| {
             total += count;
-            (*bound, total)
+            (*bound * self.unit, total)
         })
     }
 }

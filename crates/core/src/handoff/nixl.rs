@@ -76,6 +76,10 @@ pub(super) fn check(params: &[u8]) -> Result<(), &'static str> {
     if get("do_remote_prefill").and_then(scalar::as_bool) != Some(true) {
         return Err("do_remote_prefill is not true");
     }
+    // A decode that is told so pins blocks as if it were a prefill (real vLLM 0.32).
+    if get("do_remote_decode").and_then(scalar::as_bool) == Some(true) {
+        return Err("do_remote_decode is true");
+    }
     let text = |key| get(key).and_then(scalar::as_str).is_some_and(|s| !s.trim().is_empty());
     if !text("remote_engine_id") {
         return Err("remote_engine_id is missing or not a string");
@@ -135,6 +139,7 @@ mod tests {
             ("5600", "70000"),
             ("\"r\"", "3"),
             ("\"do_remote_prefill\":true", "\"do_remote_prefill\":false"),
+            ("\"do_remote_decode\":false", "\"do_remote_decode\":true"),
         ] {
             assert!(check(good.replace(from, to).as_bytes()).is_err(), "{from} -> {to}");
         }

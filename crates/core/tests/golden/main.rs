@@ -1,0 +1,183 @@
+//! Golden transcripts of the hand-offs: a client's body in, both legs' bodies out.
+//!
+//! Each case in the text files beside this one gives the workers, the route, the body and perhaps the
+//! prefill's answer; what stands below its `---` lines is what came out and is rewritten with
+//! `UPDATE_EXPECT=1`. The dice are seeded alike for each case, so equal rooms in two cases mean nothing.
+//!
+//! Besides, each leg is checked for what no reviewer sees: every member that no edit concerns is there, in its
+//! place, with the very bytes that the client sent.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod case;
+mod shapes;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use baton_core::ask::Ask;
+use baton_core::body::{BodyLimits, Edit, Envelope};
+use baton_core::dice::Dice;
+use baton_core::exchange::{Abort, Course, Handed, Order, Start};
+use baton_core::fault::Fault;
+use baton_core::handoff::{Deliver, Edits, Pair, Plan, plan, release_edits};
+use bytes::Bytes;
+use expect_test::expect_file;
+
+use case::Case;
+
+/// What comes of a case, as the file shows it.
+fn come_of(case: &Case) -> String {
+    let envelope = match Envelope::parse(case.body.clone(), &BodyLimits::default()) {
+        Ok(envelope) => envelope,
+        Err(error) => return format!("--- refused\n{error}\n"),
+    };
+    match Ask::read(case.api, &envelope) {
+        Ok(ask) => legs(case, &envelope, &ask),
+        Err(fault) => refused(&fault),
+    }
+}
+
+fn refused(fault: &Fault) -> String {
+    let answer = fault.answer();
+    let param = answer.param.unwrap_or_default();
+    format!("--- refused\n{} {} {param}: {}\n", answer.status, answer.code, answer.message)
+}
+
+fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
+    let pair = match &case.prefill {
+        Some(prefill) => Pair::Legs { prefill, decode: &case.answering },
+        None => Pair::Whole(&case.answering),
+    };
+    let plan = plan(pair, ask, &mut Dice::new(1));
+    let mut out = format!("--- plan\n{}\n", say(&plan));
+    let mut decode = plan.decode.clone();
+    let mut handed = Handed::Nothing;
+    if plan.course.order != Order::Single {
+        let body = leg(envelope, &plan.prefill);
+        write!(out, "--- prefill\n{body}\n").unwrap();
+        if plan.course.order == Order::Together {
+            assert_eq!(body, leg(envelope, &plan.decode), "both legs say the same");
+        }
+    }
+    if plan.course.order == Order::InTurn {
+        let answer = case.answer.clone().unwrap_or_else(|| case::ANSWER.into());
+        let reading = plan.deliver.read(&answer, &BodyLimits::default());
+        let why = reading.why.map(|why| format!(": {why}")).unwrap_or_default();
+        writeln!(out, "--- hand-off {}{why}", reading.result.as_str()).unwrap();
+        decode.extend(reading.edits);
+        handed = reading.handed;
+    }
+    let body = leg(envelope, &decode);
+    match plan.course.order {
+        Order::Together => out += "--- decode\n(the same)\n",
+        _ if body.as_bytes() == case.body => out += "--- decode\n(the client's, byte for byte)\n",
+        _ => write!(out, "--- decode\n{body}\n").unwrap(),
+    }
+    if case.release && plan.course.release && handed == Handed::Over {
+        write!(out, "--- release\n{}\n", leg(envelope, &release_edits(ask, &decode))).unwrap();
+    }
+    out
+}
+
+fn say(plan: &Plan) -> String {
+    let Course { order, start, prefill_abort, release, whole } = plan.course;
+    let order = match (order, whole) {
+        (Order::Single, true) => "one leg",
+        (Order::Single, false) => "decode only",
+        (Order::InTurn, _) => "in turn",
+        (Order::Together, _) => "together",
+    };
+    let start = match start {
+        Start::DecodeHead => "starts on the decode's head",
+        Start::BothHeads => "starts on both heads",
+        Start::PrefillEnd => "starts on the prefill's end",
+    };
+    let abort = match prefill_abort {
+        Abort::Cancel => "",
+        Abort::Detach => ", an unwanted prefill is drained",
+    };
+    let release = if release { ", unwanted KV is released" } else { "" };
+    let deliver = match plan.deliver {
+        Deliver::Nothing => "",
+        Deliver::Nixl => ", the answer is checked",
+        Deliver::Relay => ", the answer is relayed",
+    };
+    let mode = plan.mode.map(|mode| format!(", mode {mode}")).unwrap_or_default();
+    let (result, id) = (plan.result.as_str(), &plan.request_id);
+    format!("{order}, {start}{abort}{release}{deliver}{mode}, hand-off {result}, {id}")
+}
+
+/// The leg's body, once it was found to be the client's outside of the edits.
+fn leg(envelope: &Envelope, edits: &Edits) -> String {
+    let body = envelope.splice(edits).to_bytes();
+    let shaped = Envelope::parse(body.clone(), &BodyLimits::default()).expect("a leg's body is JSON");
+    let members = |envelope: &Envelope| -> Vec<(String, Bytes)> {
+        let edited = |key: &str| edits.iter().any(|edit| edit.key() == key);
+        let all = envelope.members().filter(|(key, _)| !edited(key));
+        all.map(|(key, value)| (key.into_owned(), Bytes::copy_from_slice(value))).collect()
+    };
+    assert_eq!(members(envelope), members(&shaped), "members that no edit concerns");
+    for edit in edits {
+        let last = edits.iter().rfind(|e| e.key() == edit.key()).unwrap();
+        let due = match last {
+            Edit::Set { value, .. } => Some(value.as_ref()),
+            Edit::Remove { .. } => None,
+        };
+        assert_eq!(shaped.get(edit.key()), due, "{}", edit.key());
+    }
+    String::from_utf8(body.to_vec()).unwrap()
+}
+
+fn check(file: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, cases) = case::read(&text);
+    assert!(!cases.is_empty(), "{file} has no case");
+    let mut out = head;
+    for case in &cases {
+        println!("{file}: {}", case.title);
+        writeln!(out, "{}{}", case.source, come_of(case)).unwrap();
+    }
+    expect_file![path].assert_eq(&out);
+}
+
+#[test]
+fn sglang() {
+    check("sglang.txt");
+}
+
+#[test]
+fn vllm_nixl_shapes() {
+    check("nixl.txt");
+}
+
+#[test]
+fn vllm_nixl_hand_offs() {
+    check("nixl-answers.txt");
+}
+
+#[test]
+fn vllm_without_a_known_connector() {
+    check("passthrough.txt");
+}
+
+#[test]
+fn whole() {
+    check("whole.txt");
+}
+
+#[test]
+fn bytes_outside_the_edits() {
+    check("bytes.txt");
+}
+
+#[test]
+fn members_of_the_gateway() {
+    check("owned.txt");
+}
+
+#[test]
+fn refusals() {
+    check("refused.txt");
+}

@@ -1,0 +1,189 @@
+//! What must hold for the legs of any request: bodies put together at random from members that matter.
+
+use baton_core::ask::{Api, Ask, OWNED, OWNED_PREFIX};
+use baton_core::body::{BodyLimits, Envelope, scalar};
+use baton_core::dice::Dice;
+use baton_core::exchange::Order;
+use baton_core::fleet::{Engine, Role, Worker};
+use baton_core::handoff::{Pair, plan, release_edits};
+use proptest::prelude::*;
+
+use crate::leg;
+
+/// Members as a client may write them, and what is best not believed of them.
+const MEMBERS: [&str; 34] = [
+    r#""model":"m""#,
+    r#""stream":true"#,
+    r#""stream":null"#,
+    r#""str\u0065am":false"#,
+    r#""stream_options":{"include_usage":true}"#,
+    r#""n":1"#,
+    r#""n":3"#,
+    r#""min_tokens":2"#,
+    r#""max_tokens":16"#,
+    r#""max_tokens":1"#,
+    r#""m\u0061x_tokens":7"#,
+    r#""max_completion_tokens":9"#,
+    r#""max_output_tokens":32"#,
+    r#""prompt":"a, b}""#,
+    r#""prompt":["a","b"]"#,
+    r#""prompt":[1,2]"#,
+    r#""text":["a"]"#,
+    r#""input_ids":[[1],[2]]"#,
+    r#""messages":[{"role":"user","content":"\"kv_transfer_params\":{}"}]"#,
+    r#""logprobs":true"#,
+    r#""best_of":2"#,
+    r#""echo":true"#,
+    r#""sampling_params":{"n":2,"max_new_tokens":1}"#,
+    r#""temperature":0.70"#,
+    r#""x":1e400"#,
+    r#""x":{"bootstrap_room":1}"#,
+    r#""kv_transfer_params":{"do_remote_prefill":true}"#,
+    r#""kv_transfer_p\u0061rams":[]"#,
+    r#""bootstrap_room":5"#,
+    r#""bootstrap_host":"h""#,
+    r#""rid":"r""#,
+    r#""routed_dp_rank":0"#,
+    r#""disaggregated_params":null"#,
+    r#""":0"#,
+];
+
+fn body() -> impl Strategy<Value = String> {
+    let space = prop::sample::select(vec!["", " ", "\n\t", "  "]);
+    let member = (prop::sample::select(MEMBERS.to_vec()), space.clone());
+    (prop::collection::vec(member, 0..9), space).prop_map(|(members, space)| {
+        let members: Vec<_> =
+            members.iter().map(|(member, after)| format!("{space}{member}{after}")).collect();
+        format!("{{{}}}", members.join(","))
+    })
+}
+
+fn workers() -> Vec<Worker> {
+    let kinds = [
+        (Engine::Sglang, None),
+        (Engine::Vllm, Some("NixlConnector")),
+        (Engine::Vllm, Some("MooncakeStoreConnector")),
+        (Engine::Vllm, None),
+        (Engine::Generic, None),
+    ];
+    let worker = |(engine, connector): (Engine, Option<&str>)| Worker {
+        engine,
+        kv_connector: connector.map(str::to_owned),
+        ..Worker::new("p", "http://p:1", Role::Prefill)
+    };
+    kinds.into_iter().map(worker).collect()
+}
+
+/// The value of a member of a leg; null and absent are the same to an engine.
+fn value<'a>(leg: &'a Envelope, key: &str) -> Option<&'a [u8]> {
+    leg.get(key).filter(|v| scalar::kind(v) != scalar::Kind::Null)
+}
+
+fn parsed(body: String) -> Envelope {
+    Envelope::parse(body.into(), &BodyLimits::default()).unwrap()
+}
+
+/// What the gateway itself says of a hand-off, and nobody else.
+fn no_foreign_hand_off(leg: &Envelope, minted: &[&str]) {
+    for (key, _) in leg.members() {
+        let owned = OWNED.contains(&key.as_ref()) || key.starts_with(OWNED_PREFIX);
+        assert!(!owned || minted.contains(&key.as_ref()), "{key} reaches an engine");
+    }
+}
+
+/// A leg that computes the prompt and one token, and that no engine refuses for what was left in it.
+fn one_token(leg: &Envelope, api: Api) {
+    let cap = |key| value(leg, key).map(|v| scalar::as_u64(v).unwrap());
+    let caps = match api {
+        Api::Chat => cap("max_completion_tokens").or(cap("max_tokens")),
+        Api::Responses => cap("max_output_tokens"),
+        _ => cap("max_tokens"),
+    };
+    assert_eq!(caps, Some(1));
+    if api == Api::Chat {
+        assert!(cap("max_completion_tokens").is_none() || cap("max_tokens").is_none(), "two caps");
+    }
+    assert_ne!(value(leg, "stream"), Some(&b"true"[..]));
+    assert!(value(leg, "stream_options").is_none() && value(leg, "min_tokens").is_none());
+    assert_eq!(value(leg, "n").unwrap_or(b"1"), b"1");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_leg_of_any_request(body in body(), seed: u64) {
+        let envelope = parsed(body);
+        for api in Api::ALL {
+            let Ok(ask) = Ask::read(api, &envelope) else { continue };
+            for prefill in workers() {
+                let decode = Worker { role: Role::Decode, ..prefill.clone() };
+                let pair = Pair::Legs { prefill: &prefill, decode: &decode };
+                let made = plan(pair, &ask, &mut Dice::new(seed));
+                let decode = parsed(leg(&envelope, &made.decode));
+                match made.course.order {
+                    Order::Single => no_foreign_hand_off(&decode, &[]),
+                    Order::Together => {
+                        let minted = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+                        assert_eq!(decode.bytes(), parsed(leg(&envelope, &made.prefill)).bytes());
+                        no_foreign_hand_off(&decode, &minted);
+                        rooms(&decode, &ask);
+                    }
+                    Order::InTurn => {
+                        let tagged: &[&str] = if made.course.release { &["kv_transfer_params"] } else { &[] };
+                        let prefill = parsed(leg(&envelope, &made.prefill));
+                        no_foreign_hand_off(&prefill, tagged);
+                        no_foreign_hand_off(&decode, &[]);
+                        one_token(&prefill, api);
+                        one_token(&parsed(leg(&envelope, &release_edits(&ask, &made.decode))), api);
+                        assert!(ask.n <= 1 && ask.batch.is_none_or(|b| b <= 1), "a hand-off for several");
+                    }
+                }
+            }
+            let whole = Worker::new("w", "http://w:1", Role::Whole);
+            let made = plan(Pair::Whole(&whole), &ask, &mut Dice::new(seed));
+            no_foreign_hand_off(&parsed(leg(&envelope, &made.decode)), &[]);
+        }
+    }
+}
+
+/// One room each, of 63 bits, all different, in lists of one length if the request is a list.
+fn rooms(leg: &Envelope, ask: &Ask) {
+    let listed = ask.batch.filter(|b| *b > 0).or(Some(ask.n).filter(|n| *n > 1));
+    let mut rooms: Vec<u64> = match listed {
+        None => vec![scalar::as_u64(leg.get("bootstrap_room").unwrap()).unwrap()],
+        Some(n) => {
+            for key in ["bootstrap_host", "bootstrap_port"] {
+                assert_eq!(scalar::array_len(leg.get(key).unwrap()), Some(n as usize));
+            }
+            scalar::elements(leg.get("bootstrap_room").unwrap()).map(|r| scalar::as_u64(r).unwrap()).collect()
+        }
+    };
+    assert_eq!(rooms.len(), listed.unwrap_or(1) as usize);
+    assert!(rooms.iter().all(|room| *room < 1 << 63));
+    let count = rooms.len();
+    rooms.sort_unstable();
+    rooms.dedup();
+    assert_eq!(rooms.len(), count, "two prompts share a room");
+}
+
+/// Another attempt gets other ids, another seed too; the same seed the same ones.
+#[test]
+fn ids_are_fresh_for_each_attempt_and_repeat_with_the_seed() {
+    let envelope = parsed(r#"{"bootstrap_room":5,"rid":"same","prompt":["a","b"]}"#.to_owned());
+    let ask = Ask::read(Api::Completions, &envelope).unwrap();
+    let prefill = &workers()[0];
+    let attempts = |seed| {
+        let mut dice = Dice::new(seed);
+        let pair = Pair::Legs { prefill, decode: prefill };
+        let mut attempt = || {
+            let made = plan(pair, &ask, &mut dice);
+            (leg(&envelope, &made.decode), made.request_id)
+        };
+        [attempt(), attempt()]
+    };
+    let [first, second] = attempts(1);
+    assert!(first.0 != second.0 && first.1 != second.1);
+    assert_eq!([first, second], attempts(1));
+    assert_ne!(attempts(1), attempts(2));
+}

@@ -24,6 +24,14 @@ impl Tally {
         let of = |row: &[AtomicU64]| row.get(index(role)).map_or(0, |c| c.load(Ordering::Relaxed));
         (of(&self.good), of(&self.bad))
     }
+
+    /// Checks of each role so far: good ones and bad ones.
+    pub fn all(&self) -> [(Role, u64, u64); Role::ALL.len()] {
+        Role::ALL.map(|role| {
+            let (good, bad) = self.checks(role);
+            (role, good, bad)
+        })
+    }
 }
 
 fn index(role: Role) -> usize {

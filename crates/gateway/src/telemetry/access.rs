@@ -96,15 +96,12 @@ impl ExchangeSpan {
         if self.0.is_disabled() {
             return;
         }
-        let id = |worker: &Option<std::sync::Arc<baton_core::fleet::Worker>>| {
-            worker.as_ref().map(|w| w.id.clone())
-        };
         self.0.record("model", record.model.as_deref());
         self.0.record("status", record.status);
         self.0.record("outcome", record.outcome.as_str());
         self.0.record("code", record.code);
-        self.0.record("prefill", id(&record.prefill));
-        self.0.record("decode", id(&record.decode));
+        self.0.record("prefill", record.prefill.as_deref().map(|w| w.id.as_str()));
+        self.0.record("decode", record.decode.as_deref().map(|w| w.id.as_str()));
         self.0.record("attempts", record.attempts);
         self.0.record("handoff", record.handoff.as_str());
     }

@@ -89,6 +89,8 @@ scraped! {
     cb_failures: Gauges "smg_worker_cb_consecutive_failures" [worker], "legs", Smg;
     /// Successes in a row as the breaker counts them, since its last failure.
     cb_successes: Gauges "smg_worker_cb_consecutive_successes" [worker], "legs", Smg;
+    /// Health checks by the worker's role; result is success or failure.
+    health_checks: Totals "smg_worker_health_checks_total" [worker_type, result], "checks", Smg;
     /// Workers registered, by role and first model.
     pool_size: Gauges "smg_worker_pool_size" [worker_type, connection_mode, model], "workers", Smg;
 

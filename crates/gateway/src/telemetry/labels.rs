@@ -74,6 +74,9 @@ pub fn method(said: &str) -> &'static str {
     METHODS.into_iter().find(|m| *m == said).unwrap_or(OTHER)
 }
 
+/// APIs whose series are exported at zero before their first request.
+pub const USUAL: [Api; 3] = [Api::Chat, Api::Completions, Api::Generate];
+
 /// SMG's `endpoint`.
 pub fn endpoint(api: Api) -> &'static str {
     match api {
@@ -89,9 +92,13 @@ pub fn backend_type(pd: bool) -> &'static str {
     if pd { "pd" } else { "regular" }
 }
 
-pub fn yes_no(yes: bool) -> &'static str {
-    if yes { "true" } else { "false" }
+/// Labels of an inference request, in the order of smg_router_requests_total.
+pub fn router(pd: bool, model: &str, api: Api, stream: bool) -> [&str; 6] {
+    let streaming = if stream { "true" } else { "false" };
+    ["http", backend_type(pd), "http", model, endpoint(api), streaming]
 }
+
+pub const LEGS: [LegName; 3] = [LegName::Prefill, LegName::Decode, LegName::Whole];
 
 /// SMG's `worker_type` of the leg's worker.
 pub fn worker_type(leg: Option<LegName>) -> &'static str {

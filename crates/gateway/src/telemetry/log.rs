@@ -41,7 +41,7 @@ pub enum LogError {
 #[must_use = "lines still queued are lost when this is dropped early"]
 pub struct Logging {
     drops: Drops,
-    _writers: Vec<WorkerGuard>,
+    writers: Vec<WorkerGuard>,
 }
 
 impl Logging {
@@ -72,17 +72,20 @@ impl Drops {
 /// # Errors
 /// A filter that cannot be read, a directory that cannot be written, logging that was started before.
 pub fn init(log: &Log) -> Result<Logging, LogError> {
-    let filter = filter(log)?;
-    let mut logging = Logging { drops: Drops::default(), _writers: Vec::new() };
-    let stdout = logging.sink("stdout", io::stdout());
-    let colours = Colours::of_stdout();
-    let mut layers = vec![layer(log.json, colours, stdout)];
-    if let Some(dir) = &log.dir {
-        let file = logging.sink("file", files(dir)?);
-        layers.push(layer(log.json, Colours::Never, file));
-    }
-    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layers).with(filter))?;
+    let (subscriber, logging) = build(log)?;
+    tracing::subscriber::set_global_default(subscriber)?;
     Ok(logging)
+}
+
+fn build(log: &Log) -> Result<(impl Subscriber + Send + Sync + use<>, Logging), LogError> {
+    let filter = filter(log)?;
+    let mut logging = Logging { drops: Drops::default(), writers: Vec::new() };
+    let colours = if io::stdout().is_terminal() { Colours::Usual } else { Colours::Never };
+    let mut layers = vec![layer(log.json, colours, logging.sink("stdout", io::stdout()))];
+    if let Some(dir) = &log.dir {
+        layers.push(layer(log.json, Colours::Never, logging.sink("file", files(dir)?)));
+    }
+    Ok((tracing_subscriber::registry().with(layers).with(filter), logging))
 }
 
 impl Logging {
@@ -90,7 +93,7 @@ impl Logging {
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (writer, guard) = queue.thread_name(name).finish(to);
         self.drops.0.push((name, writer.error_counter()));
-        self._writers.push(guard);
+        self.writers.push(guard);
         writer
     }
 }
@@ -122,17 +125,11 @@ fn from_level(level: LogLevel) -> String {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Colours {
     /// Unless `NO_COLOR` is set.
     Usual,
     Never,
-}
-
-impl Colours {
-    fn of_stdout() -> Colours {
-        if io::stdout().is_terminal() { Colours::Usual } else { Colours::Never }
-    }
 }
 
 type AnyLayer = Box<dyn Layer<Registry> + Send + Sync>;
@@ -148,5 +145,81 @@ where
         // The library itself looks at NO_COLOR; saying `true` here would overrule it.
         (false, Colours::Usual) => Box::new(plain),
         (false, Colours::Never) => Box::new(plain.with_ansi(false)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_level_is_for_us_and_a_filter_for_everything() {
+        let shown = |log: &Log| filter(log).unwrap().to_string();
+        let mut log = Log { level: LogLevel::Warn, ..Log::default() };
+        assert_eq!(shown(&log), "warn");
+        log.level = LogLevel::Debug;
+        assert_eq!(shown(&log), "baton_gateway=debug,baton=debug,info");
+        log.filter = Some("error,baton::access=info".to_owned());
+        assert_eq!(shown(&log), "baton::access=info,error");
+        log.filter = Some("baton=loud".to_owned());
+        let error = build(&log).err().unwrap().to_string();
+        assert!(error.starts_with("--log-filter (RUST_LOG) cannot be read: "), "{error}");
+    }
+
+    #[test]
+    fn lines_reach_the_file_when_the_writers_are_dropped() {
+        let dir = std::env::temp_dir().join(format!("baton-log-{}", std::process::id()));
+        let log = Log { json: true, dir: Some(dir.clone()), ..Log::default() };
+        let (subscriber, logging) = build(&log).unwrap();
+        tracing::subscriber::with_default(
+            subscriber,
+            || tracing::info!(target: "baton::access", n = 7, "served"),
+        );
+        assert_eq!(logging.drops().lines().collect::<Vec<_>>(), [("stdout", 0), ("file", 0)]);
+        drop(logging);
+        let files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path()).collect();
+        let text = std::fs::read_to_string(&files[0]).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(files.len(), 1);
+        assert!(text.contains(r#""message":"served","n":7,"target":"baton::access""#), "{text}");
+    }
+
+    #[test]
+    fn a_directory_that_is_none_is_an_error_that_names_it() {
+        let log = Log { dir: Some("/dev/null/logs".into()), ..Log::default() };
+        let error = build(&log).err().unwrap().to_string();
+        assert!(error.starts_with("--log-dir /dev/null/logs: "), "{error}");
+    }
+
+    /// Stands still until the other end of the channel is dropped.
+    struct Stuck(mpsc::Receiver<()>);
+
+    impl Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_sink_that_stands_still_costs_lines_and_holds_nobody_up() {
+        let (open, gate) = mpsc::channel();
+        let mut logging = Logging { drops: Drops::default(), writers: Vec::new() };
+        let mut queue = logging.sink("pipe", Stuck(gate));
+        for _ in 0..MAX_QUEUED_LINES + 10 {
+            queue.write_all(b"line\n").unwrap();
+        }
+        let (sink, dropped) = logging.drops().lines().next().unwrap();
+        assert_eq!(sink, "pipe");
+        // One or none is with the writer.
+        assert!((9..=10).contains(&dropped), "{dropped}");
+        drop(open);
     }
 }

@@ -9,6 +9,7 @@
 
 mod access;
 mod background;
+mod counting;
 mod families;
 mod family;
 mod labels;
@@ -17,10 +18,10 @@ mod page;
 mod scrape;
 mod series;
 mod serve;
-mod tally;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_core::fleet::Fleet;
@@ -29,15 +30,15 @@ use prometheus::Registry;
 
 pub use access::ExchangeSpan;
 pub use background::{Background, DetachedLeg, LegEnd};
+pub use counting::{MAX_KEPT, Policies};
 pub use family::{BadFamily, MAX_LABEL_SETS};
 pub use page::families_page;
 pub use scrape::Live;
 pub use serve::serve;
-pub use tally::{MAX_KEPT, Policies};
 
+use counting::Counting;
 use families::{Recorded, Scraped};
 use family::Buckets;
-use tally::Tally;
 
 /// The content type of what [`Telemetry::render`] returns.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
@@ -66,7 +67,7 @@ pub struct Setup {
 /// Turns records into metrics and log lines.
 pub struct Telemetry {
     registry: Registry,
-    tally: Tally,
+    counting: Counting,
     background: Background,
     fleet: Box<dyn Fn() -> Arc<Fleet> + Send + Sync>,
     live: Box<dyn Fn() -> Live + Send + Sync>,
@@ -82,12 +83,12 @@ impl Telemetry {
         let registry = Registry::new();
         let all = Recorded::new(&Buckets { durations, waits: WAITS.to_vec() }, &registry)?;
         let background = Background::new(&all);
-        Ok(Telemetry { registry, tally: Tally::new(all, policies), background, fleet, live, log_drops })
+        Ok(Telemetry { registry, counting: Counting::new(all, policies), background, fleet, live, log_drops })
     }
 
     /// The exchange is over and this is all that is known of it.
     pub fn record(&self, record: &Record) {
-        self.tally.record(record, &self.fleet);
+        self.counting.record(record, &self.fleet);
         access::write(record);
     }
 
@@ -99,14 +100,12 @@ impl Telemetry {
     /// All metrics in Prometheus' text format 0.0.4.
     pub fn render(&self) -> String {
         let fleet = (self.fleet)();
-        self.tally.retire(|url| fleet.seats().any(|seat| seat.worker.url == url));
-        scrape::seed(&fleet, self.tally.families());
+        let here: BTreeSet<&str> = fleet.seats().map(|seat| seat.worker.url.as_str()).collect();
+        self.counting.retire(|url| here.contains(url));
+        scrape::seed(&fleet, self.counting.families());
         let scraped = Scraped::default();
         scrape::read(&fleet, &scraped);
-        let live = (self.live)();
-        scraped.admission_inflight.set([], live.inflight as f64);
-        scraped.admission_queue.set([], live.queued as f64);
-        scraped.connections.set([], live.connections as f64);
+        (self.live)().show(&scraped);
         scraped.detached.set([], self.background.detached_now() as f64);
         for (sink, lines) in self.log_drops.lines() {
             scraped.log_dropped.set([sink], lines as f64);

@@ -4,9 +4,10 @@
 //! again on the way, so that no gauge can go below zero, stay up, or outlive its worker.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use baton_core::breaker::Breaker;
-use baton_core::fleet::{Fleet, Seat, Status};
+use baton_core::fleet::{Engine, Fleet, Role, Seat, Status};
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
@@ -23,6 +24,20 @@ pub struct Live {
     pub queued: usize,
     /// Client connections open.
     pub connections: usize,
+    /// Health checks so far by role: good ones and bad ones.
+    pub checks: Vec<(Role, u64, u64)>,
+}
+
+impl Live {
+    pub(super) fn show(&self, scraped: &Scraped) {
+        scraped.admission_inflight.set([], self.inflight as f64);
+        scraped.admission_queue.set([], self.queued as f64);
+        scraped.connections.set([], self.connections as f64);
+        for (role, good, bad) in &self.checks {
+            scraped.health_checks.add([role.as_str(), "success"], *good);
+            scraped.health_checks.add([role.as_str(), "failure"], *bad);
+        }
+    }
 }
 
 /// Gauges of the fleet as it is now.
@@ -67,12 +82,21 @@ pub fn seed(fleet: &Fleet, all: &Recorded) {
             all.worker_requests.of([&seat.worker.url, model]);
         }
     }
-    let models: BTreeSet<&str> = fleet.models().into_iter().collect();
-    for model in models {
-        for seat in fleet.decode().iter().filter(|s| s.worker.serves(Some(model))) {
-            let short = [labels::backend_type(true), model, seat.worker.engine.as_str()];
+    for model in fleet.models() {
+        let serves = |seat: &&Arc<Seat>| seat.worker.serves(Some(model));
+        // One whose engine is not known yet would leave a series behind under that name.
+        let engines = fleet.decode().iter().filter(serves).map(|seat| seat.worker.engine);
+        let engines: BTreeSet<_> = engines.filter(|e| *e != Engine::default()).map(Engine::as_str).collect();
+        for engine in &engines {
             for family in [&all.pd_ttft, &all.pd_decode_ttft, &all.pd_prefill] {
-                family.of(short);
+                family.of([labels::backend_type(true), model, engine]);
+            }
+        }
+        for (pd, served) in [(true, !engines.is_empty()), (false, fleet.whole().iter().any(|s| serves(&s)))] {
+            for api in labels::USUAL.into_iter().filter(|_| served) {
+                for stream in [true, false] {
+                    all.router_requests.of(labels::router(pd, model, api, stream));
+                }
             }
         }
     }

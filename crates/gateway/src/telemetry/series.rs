@@ -110,7 +110,7 @@ impl RequestSeries {
 impl ExchangeSeries {
     fn new(all: &Recorded, model: &str, api: Api, key: &RequestKey) -> ExchangeSeries {
         let (backend, endpoint) = (labels::backend_type(key.pd), labels::endpoint(api));
-        let router = ["http", backend, "http", model, endpoint, labels::yes_no(key.stream)];
+        let router = labels::router(key.pd, model, api, key.stream);
         let error = |code| {
             let [a, b, c, d, e, f] = router;
             all.router_errors.of([a, b, c, d, e, f, labels::error_type(code, key.leg)])

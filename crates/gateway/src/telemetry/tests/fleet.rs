@@ -57,7 +57,7 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
     "#]]
     .assert_eq(&of(
         &stand,
-        &["smg_worker_requests_active", "smg_worker_health", "smg_worker_pool", "baton_"],
+        &["smg_worker_requests_active", "smg_worker_health{", "smg_worker_pool", "baton_"],
     ));
     drop(leases);
     expect![[r#"
@@ -117,8 +117,17 @@ fn series_of_a_model_stand_at_zero_before_its_first_request() {
     let stand = Stand::with_pair();
     expect![[r#"
         smg_pd_ttft_seconds_count{backend_type="pd",model="llama",runtime="vllm"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="chat",model="llama",router_type="http",streaming="false"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="chat",model="llama",router_type="http",streaming="true"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="completions",model="llama",router_type="http",streaming="false"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="completions",model="llama",router_type="http",streaming="true"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="generate",model="llama",router_type="http",streaming="false"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="generate",model="llama",router_type="http",streaming="true"} 0
         smg_worker_requests_total{model="llama",worker="http://h:1"} 0
         smg_worker_requests_total{model="llama",worker="http://h:2"} 0
     "#]]
-    .assert_eq(&of(&stand, &["smg_pd_ttft_seconds_count", "smg_worker_requests_total"]));
+    .assert_eq(&of(
+        &stand,
+        &["smg_pd_ttft_seconds_count", "smg_worker_requests_total", "smg_router_requests_total"],
+    ));
 }

@@ -31,7 +31,12 @@ impl Stand {
             duration_buckets: vec![0.1, 1.0],
             policies: POLICIES,
             fleet: Box::new(move || Arc::clone(&seen.lock().unwrap())),
-            live: Box::new(|| Live { inflight: 3, queued: 2, connections: 7 }),
+            live: Box::new(|| Live {
+                inflight: 3,
+                queued: 2,
+                connections: 7,
+                checks: vec![(Role::Decode, 9, 1)],
+            }),
             log_drops: log::Drops::idle("stdout"),
         });
         Stand { telemetry: telemetry.unwrap(), fleet }

@@ -93,7 +93,6 @@ fn a_served_pair() {
         baton_handoffs_total{mode="nixl",result="relayed",runtime="vllm"} 1
         baton_request_bytes_total 100
         smg_http_request_duration_seconds_bucket{method="POST",path="/v1/chat/completions",le="+Inf"} 1
-        smg_http_request_duration_seconds_bucket{method="POST",path="/v1/chat/completions",le="0.1"} 0
         smg_http_request_duration_seconds_bucket{method="POST",path="/v1/chat/completions",le="1"} 1
         smg_http_request_duration_seconds_count{method="POST",path="/v1/chat/completions"} 1
         smg_http_request_duration_seconds_sum{method="POST",path="/v1/chat/completions"} 0.9
@@ -342,8 +341,13 @@ fn models_that_no_worker_lists_are_other() {
     let samples: String = stand.samples().into_iter().map(|line| line + "\n").collect();
     assert!(!samples.contains("made-up"));
     expect![[r#"
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="chat",model="llama",router_type="http",streaming="false"} 0
         smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="chat",model="llama",router_type="http",streaming="true"} 1
         smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="chat",model="other",router_type="http",streaming="true"} 100
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="completions",model="llama",router_type="http",streaming="false"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="completions",model="llama",router_type="http",streaming="true"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="generate",model="llama",router_type="http",streaming="false"} 0
+        smg_router_requests_total{backend_type="pd",connection_mode="http",endpoint="generate",model="llama",router_type="http",streaming="true"} 0
     "#]].assert_eq(&lines(&samples, "smg_router_requests"));
 }
 

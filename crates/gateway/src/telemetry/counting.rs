@@ -46,30 +46,33 @@ struct Kept {
 }
 
 /// Counts records.
-pub struct Tally {
+pub struct Counting {
     all: Recorded,
     policies: Policies,
     kept: ArcSwap<Kept>,
     /// Held while the map is replaced, and while a series is looked up that goes into it.
     growing: Mutex<()>,
+    /// [`MAX_KEPT`].
+    most: usize,
     request_bytes: Count,
     answer_bytes: Count,
 }
 
-impl Tally {
-    pub fn new(all: Recorded, policies: Policies) -> Tally {
+impl Counting {
+    pub fn new(all: Recorded, policies: Policies) -> Counting {
         let request_bytes = all.request_bytes.of([]);
         let answer_bytes = all.answer_bytes.of([]);
-        let tally = Tally {
+        let counting = Counting {
             all,
             policies,
             kept: ArcSwap::default(),
             growing: Mutex::new(()),
+            most: MAX_KEPT,
             request_bytes,
             answer_bytes,
         };
-        tally.begin_at_zero();
-        tally
+        counting.begin_at_zero();
+        counting
     }
 
     /// Families whose label values are all known beforehand are exported from the start.
@@ -83,6 +86,19 @@ impl Tally {
         }
         for reason in labels::QUEUE_REASONS {
             all.queue_rejected.of([reason]);
+        }
+        for api in labels::USUAL {
+            all.http_requests.of(["POST", api.path()]);
+            all.http_seconds.of(["POST", api.path()]);
+            for leg in labels::LEGS {
+                all.retries.of([labels::worker_type(Some(leg)), labels::endpoint(api)]);
+                all.retries_exhausted.of([labels::worker_type(Some(leg)), labels::endpoint(api)]);
+            }
+        }
+        for leg in labels::LEGS {
+            for kind in ["backend_error", "timeout"] {
+                all.worker_errors.of([labels::worker_type(Some(leg)), "http", kind]);
+            }
         }
         all.pd_kv_failures.of([]);
         all.pd_bootstrap_failures.of([]);
@@ -179,7 +195,7 @@ impl Tally {
     ) -> Arc<S> {
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kept = Kept::clone(&self.kept.load());
-        if kept.size >= MAX_KEPT {
+        if kept.size >= self.most {
             kept = Kept::default();
         }
         let mut series = kept.models.get(model).map(|m| ModelSeries::clone(m)).unwrap_or_default();
@@ -208,4 +224,30 @@ impl Tally {
 
 fn leg_key(worker: &Arc<Worker>, leg: LegName) -> LegKey {
     (Arc::as_ptr(worker).addr(), leg)
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_core::fleet::PairingMode;
+    use prometheus::Registry;
+
+    use super::*;
+    use crate::telemetry::family::Buckets;
+
+    #[test]
+    fn a_map_that_starts_anew_loses_no_count() {
+        let registry = Registry::new();
+        let all = Recorded::new(&Buckets { durations: vec![1.0], waits: vec![1.0] }, &registry).unwrap();
+        let policies = Policies { prefill: "p", decode: "d", whole: "w" };
+        let counting = Counting { most: 3, ..Counting::new(all, policies) };
+        for n in 0..40 {
+            let record = Record { status: 200 + n % 8, ..Record::default() };
+            counting.record(&record, || Arc::new(Fleet::new(PairingMode::Lenient)));
+            assert!(counting.kept.load().size <= 3);
+        }
+        let families = registry.gather();
+        let responses = families.iter().find(|f| f.name() == "smg_http_responses_total").unwrap();
+        let counts: Vec<f64> = responses.get_metric().iter().map(|m| m.get_counter().get_value()).collect();
+        assert_eq!(counts, [5.0; 8]);
+    }
 }

@@ -113,11 +113,13 @@ fn setup(
     house: &House,
     log_drops: Drops,
 ) -> Setup {
-    let (fleet, entrance, house) = (registry.clone(), entrance.clone(), house.clone());
+    let (fleet, checked, entrance, house) =
+        (registry.clone(), registry.clone(), entrance.clone(), house.clone());
     let live = move || Live {
         inflight: entrance.running(),
         queued: entrance.waiting(),
         connections: house.get().map_or(0, |lanes| lanes.iter().map(|l| l.open()).sum()),
+        checks: checked.tally().all().to_vec(),
     };
     Setup {
         duration_buckets: config.metrics.duration_buckets_secs.clone(),

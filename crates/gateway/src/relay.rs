@@ -77,7 +77,7 @@ impl Relay {
         } else {
             Watch::Plain(BytesMut::new())
         };
-        Relay {
+        let mut relay = Relay {
             drive,
             line,
             clock,
@@ -88,7 +88,11 @@ impl Relay {
             silence: None,
             heard: clock.now(),
             over: false,
+        };
+        if relay.left == Some(0) {
+            relay.end();
         }
+        relay
     }
 
     pub fn is_over(&self) -> bool {
@@ -107,6 +111,11 @@ impl Relay {
         match self.drive.poll_decode(cx) {
             Poll::Ready(Some(Ok(piece))) => {
                 self.pass(&piece);
+                if self.left == Some(0) {
+                    // The server asks for no more than was announced, so the end has to be noticed here.
+                    let _ = self.drive.poll_decode(cx);
+                    self.end();
+                }
                 Poll::Ready(Some(Ok(piece)))
             }
             Poll::Ready(Some(Err(lost))) => Poll::Ready(self.broke(lost)),

@@ -109,6 +109,7 @@ pub struct Record {
     /// `mode` of `smg_pd_kv_connector_mode_total`; vLLM plans only.
     pub mode: Option<&'static str>,
     pub handoff: HandoffResult,
+    /// How often workers were found and tried.
     pub attempts: u32,
     pub retried: Vec<Retried>,
     pub retries_exhausted: bool,

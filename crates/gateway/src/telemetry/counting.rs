@@ -123,7 +123,9 @@ impl Counting {
             None => self.request_series(model, key).add(record),
         }
         let series = series.map(Arc::as_ref);
-        self.legs(series, model, record.pd, [&record.prefill, &record.decode]);
+        if is_last_apart(record) {
+            self.legs(series, model, record.pd, [&record.prefill, &record.decode]);
+        }
         self.request_bytes.add(record.request_bytes);
         self.answer_bytes.add(record.answer_bytes);
         if !record.retried.is_empty() || record.retries_exhausted || record.leg.is_some() {
@@ -152,7 +154,7 @@ impl Counting {
             self.all.retries.of([labels::worker_type(*leg), endpoint]).one();
             self.all.retry_backoff.of([labels::attempt(n)]).took(*wait);
         }
-        if let Some(code) = record.code {
+        if let Some(code) = record.code.filter(|_| is_last_apart(record)) {
             self.failed_leg(record.leg, code, [&record.prefill, &record.decode]);
         }
         if record.retries_exhausted {
@@ -220,6 +222,12 @@ impl Counting {
             self.kept.store(Arc::default());
         }
     }
+}
+
+/// Whether the record's own workers are those of an attempt that is not among the retried ones. They are not if the wait
+/// before another attempt was the last that happened, or if no worker was found for it.
+fn is_last_apart(record: &Record) -> bool {
+    usize::try_from(record.attempts).is_ok_and(|attempts| attempts > record.retried.len())
 }
 
 fn leg_key(worker: &Arc<Worker>, leg: LegName) -> LegKey {

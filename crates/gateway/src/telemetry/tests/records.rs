@@ -71,6 +71,7 @@ pub fn everything(stand: &Stand) {
     stand.telemetry.record(&record);
     let lost = Fault::Unreachable { leg: LegName::Decode, cause: "reset".into() };
     record.retried = vec![Retried::new(&lost, record.prefill.clone(), record.decode.clone())];
+    record.attempts = 2;
     record.retries_exhausted = true;
     record.outcome = Outcome::Cut;
     record.blame(&lost);
@@ -247,6 +248,24 @@ fn two_failed_attempts_and_a_last_one() {
         smg_worker_selection_total{connection_mode="http",model="llama",policy="round_robin",worker_type="prefill"} 3
         smg_router_request_errors_total{backend_type="pd",connection_mode="http",endpoint="chat",error_type="backend_error",model="llama",router_type="http",streaming="true"} 1
     "#]].assert_eq(&(lines(&diff, "smg_worker") + &lines(&diff, "smg_router_request_errors")));
+}
+
+#[test]
+fn no_worker_left_for_another_attempt() {
+    let stand = Stand::with_pair();
+    let lost = Fault::Unreachable { leg: LegName::Decode, cause: "reset".into() };
+    let mut record = served(&stand);
+    record.retried = vec![Retried::new(&lost, record.prefill.clone(), record.decode.clone())];
+    (record.outcome, record.status) = (Outcome::Failed, lost.status());
+    record.blame(&lost);
+    let diff = stand.diff(|telemetry| telemetry.record(&record));
+    let told = ["smg_worker_requests_total", "smg_worker_errors", "smg_worker_retries"];
+    expect![[r#"
+        smg_worker_requests_total{model="llama",worker="http://h:1"} 1
+        smg_worker_requests_total{model="llama",worker="http://h:2"} 1
+        smg_worker_errors_total{connection_mode="http",error_type="backend_error",worker_type="decode"} 1
+        smg_worker_retries_total{endpoint="chat",worker_type="decode"} 1
+    "#]].assert_eq(&told.map(|family| lines(&diff, family)).concat());
 }
 
 #[test]

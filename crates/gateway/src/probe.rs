@@ -168,17 +168,21 @@ impl Watch {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
-            () = over => return,
-            () = self.bell.rung.notified() => {}
-        }
-        if self.registry.watched(self.slot).is_none_or(|w| w.revision != revision) {
-            return;
-        }
-        if self.bell.suspected.swap(false, Ordering::AcqRel) {
-            self.lost = true;
-            let gap = pause.unwrap_or(rhythm::EARLY_PROBE_GAP).min(rhythm::EARLY_PROBE_GAP);
-            tokio::time::sleep_until(clock.timer(began.after(gap))).await;
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                () = &mut over => return,
+                () = self.bell.rung.notified() => {}
+            }
+            if self.registry.watched(self.slot).is_none_or(|w| w.revision != revision) {
+                return;
+            }
+            // One that was rung for twice may find its reason gone.
+            if self.bell.suspected.swap(false, Ordering::AcqRel) {
+                self.lost = true;
+                let gap = pause.unwrap_or(rhythm::EARLY_PROBE_GAP).min(rhythm::EARLY_PROBE_GAP);
+                return tokio::time::sleep_until(clock.timer(began.after(gap))).await;
+            }
         }
     }
 }

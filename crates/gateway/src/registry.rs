@@ -15,7 +15,7 @@ mod settings;
 mod spec;
 mod tally;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
@@ -46,7 +46,6 @@ struct Inner {
     changes: watch::Sender<u64>,
     settings: Settings,
     jobs: Semaphore,
-    jobs_waiting: AtomicUsize,
     tally: Tally,
     draining: AtomicBool,
 }
@@ -59,7 +58,6 @@ impl Registry {
             book: Mutex::default(),
             changes: watch::Sender::new(0),
             jobs: Semaphore::new(settings.jobs_at_once.clamp(1, Semaphore::MAX_PERMITS)),
-            jobs_waiting: AtomicUsize::new(0),
             tally: Tally::default(),
             draining: AtomicBool::new(false),
             settings,
@@ -106,11 +104,11 @@ impl Registry {
     /// # Errors
     /// Its address is taken, the list or the queue is full, or the gateway shuts down.
     pub fn add(&self, spec: Spec) -> Result<String, Refused> {
-        if self.0.jobs_waiting.load(Ordering::Relaxed) >= self.0.settings.jobs_waiting {
-            return Err(Refused::Busy);
-        }
         let url = spec.url.clone();
         let id = self.change(|book| {
+            if book.waiting() >= self.0.settings.jobs_waiting {
+                return Err(Refused::Busy);
+            }
             let (id, change) = book.join(spec, &self.0.settings)?;
             Ok((id, vec![change]))
         })?;
@@ -232,10 +230,6 @@ impl Registry {
 
     /// A turn at looking at a new worker.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        if let Ok(permit) = self.0.jobs.try_acquire() {
-            return Some(permit);
-        }
-        let _waiting = Waiting::on(&self.0.jobs_waiting);
         self.0.jobs.acquire().await.ok()
     }
 
@@ -246,7 +240,8 @@ impl Registry {
 
     /// A worker's new status. One that is draining stays so.
     pub(crate) fn mark(&self, slot: u32, status: Status) {
-        if let Some((id, was)) = self.book().mark(slot, status) {
+        let changed = self.book().mark(slot, status);
+        if let Some((id, was)) = changed {
             tracing::info!(worker = id, from = was.as_str(), to = status.as_str(), "worker status");
             self.bump();
         }
@@ -260,9 +255,9 @@ impl Registry {
 
     /// A worker that failed is removed, where that is wanted.
     pub(crate) fn failed(&self, slot: u32) {
-        if self.0.settings.remove_failed
-            && let Some(id) = self.book().id(slot)
-        {
+        // The lock must be gone before the removal takes it.
+        let id = self.book().id(slot);
+        if let Some(id) = id.filter(|_| self.0.settings.remove_failed) {
             tracing::warn!(worker = id, "worker failed and is removed");
             self.remove(&id).unwrap_or_default();
         }
@@ -303,21 +298,5 @@ impl Registry {
             let watch = probe::watch(self.clone(), slot, bell, dice);
             *task = Some(runtime.spawn(watch).abort_handle());
         }
-    }
-}
-
-/// Counts a job as waiting for as long as it lives.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn on(count: &'a AtomicUsize) -> Waiting<'a> {
-        count.fetch_add(1, Ordering::Relaxed);
-        Waiting(count)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -171,6 +171,12 @@ impl Book {
         Ok((id, FleetChange::Join(seat)))
     }
 
+    /// Workers that wait for the first look at them.
+    pub fn waiting(&self) -> usize {
+        let waits = |e: &&Entry| e.job.as_ref().is_some_and(|job| job.step == JobStep::Pending);
+        self.entries.values().filter(waits).count()
+    }
+
     /// The workers that have no task yet, and where to put it.
     pub fn unwatched(&mut self) -> impl Iterator<Item = (u32, Arc<Bell>, &mut Option<AbortHandle>)> {
         let closed = self.closed;

@@ -1,28 +1,25 @@
 //! Counts that outlive the workers they are about. Telemetry reads them; nothing else does.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use baton_core::fleet::Role;
 
-/// Health checks by role and result.
+/// Health checks by role and result. There are a few in a minute, so a lock is no loss.
 #[derive(Debug, Default)]
-pub struct Tally {
-    good: [AtomicU64; Role::ALL.len()],
-    bad: [AtomicU64; Role::ALL.len()],
-}
+pub struct Tally(Mutex<BTreeMap<Role, (u64, u64)>>);
 
 impl Tally {
     pub(crate) fn checked(&self, role: Role, good: bool) {
-        let row = if good { &self.good } else { &self.bad };
-        if let Some(count) = row.get(index(role)) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (well, unwell) = counts.entry(role).or_default();
+        *(if good { well } else { unwell }) += 1;
     }
 
     /// Checks of workers of this role so far: good ones and bad ones.
     pub fn checks(&self, role: Role) -> (u64, u64) {
-        let of = |row: &[AtomicU64]| row.get(index(role)).map_or(0, |c| c.load(Ordering::Relaxed));
-        (of(&self.good), of(&self.bad))
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.get(&role).copied().unwrap_or_default()
     }
 
     /// Checks of each role so far: good ones and bad ones.
@@ -32,8 +29,4 @@ impl Tally {
             (role, good, bad)
         })
     }
-}
-
-fn index(role: Role) -> usize {
-    Role::ALL.iter().position(|r| *r == role).unwrap_or_default()
 }

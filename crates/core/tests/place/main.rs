@@ -1,0 +1,11 @@
+//! Placement: whom it may choose, how it spreads, what it says when nobody can serve, and that everything
+//! taken is given back.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod any_fleet;
+mod burst;
+mod partner;
+mod probes;
+mod spread;
+mod yard;

@@ -124,19 +124,31 @@ impl Prompt {
 /// Cuts text into tokens: a piece starts at a word (with the space before it) and is at most eight bytes long.
 #[must_use]
 pub fn tokenize(text: &str) -> Vec<u32> {
+    let mut tokens = Vec::with_capacity(text.len() / 5 + 1);
+    for_each_piece(text, |piece| tokens.push(token_id(piece)));
+    tokens
+}
+
+/// The pieces of a text; one that ends within a character shows a replacement mark there.
+#[must_use]
+pub fn pieces(text: &str) -> Vec<String> {
+    let mut pieces = Vec::new();
+    for_each_piece(text, |piece| pieces.push(String::from_utf8_lossy(piece).into_owned()));
+    pieces
+}
+
+fn for_each_piece(text: &str, mut take: impl FnMut(&[u8])) {
     let bytes = text.as_bytes();
-    let mut tokens = Vec::with_capacity(bytes.len() / 5 + 1);
     let mut start = 0;
     for at in 1..=bytes.len() {
         let boundary = at == bytes.len()
             || at - start == PIECE_BYTES
             || (bytes[at].is_ascii_whitespace() && !bytes[at - 1].is_ascii_whitespace());
         if boundary {
-            tokens.push(token_id(&bytes[start..at]));
+            take(&bytes[start..at]);
             start = at;
         }
     }
-    tokens
 }
 
 fn token_id(piece: &[u8]) -> u32 {

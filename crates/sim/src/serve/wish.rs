@@ -161,8 +161,9 @@ impl Choice {
     /// The prompt's tokens as `echo` shows them. The first one has no probability.
     #[must_use]
     pub fn prompt_tokens(&self) -> Vec<Token> {
+        let texts = self.prompt.text.as_deref().map(text::pieces).unwrap_or_default();
         let tokens = self.prompt.tokens.iter().enumerate().map(|(at, id)| Token {
-            text: format!(" t{id}"),
+            text: texts.get(at).cloned().unwrap_or_else(|| format!(" t{id}")),
             id: *id,
             logprob: (at > 0).then(|| f64::from(*id % 4096) / -256.0),
         });

@@ -263,7 +263,7 @@ fn completion_logprobs(teller: &Teller, choice: &Choice, from: u32, to: u32) -> 
     for token in tokens {
         let name = quote(&token.text);
         offsets.push(offset.to_string());
-        offset += token.text.len();
+        offset += token.text.chars().count();
         values.push(token.logprob.map_or("null".into(), |value| format!("{value:?}")));
         tops.push(token.logprob.map_or("null".into(), |value| format!("{{{name}:{value:?}}}")));
         names.push(name);

@@ -87,6 +87,8 @@ pub struct Ask {
     pub logprobs: bool,
     /// The prompt's own log probabilities are asked for; only the worker that computes the prompt has them.
     pub echoes: bool,
+    /// The prompt is cut to what the output cap leaves room for: a leg with another cap has another prompt.
+    pub cuts: bool,
     pub cap: Cap,
     pub max_tokens: Option<u64>,
     pub min_tokens: Option<u64>,
@@ -155,6 +157,7 @@ impl Ask {
             searches: false,
             logprobs: false,
             echoes: false,
+            cuts: false,
             cap: if api == Api::Responses { Cap::MaxOutputTokens } else { Cap::MaxTokens },
             max_tokens: None,
             min_tokens: None,
@@ -220,6 +223,10 @@ impl Ask {
             "text" if self.api == Api::Generate => self.batch = batch(value, "text")?.or(self.batch),
             "input_ids" if self.api == Api::Generate => {
                 self.batch = batch(value, "input_ids")?.or(self.batch)
+            }
+            "truncate_prompt_tokens" => self.cuts |= value.starts_with(b"-"),
+            "truncation" if self.api == Api::Responses => {
+                self.cuts |= scalar::as_str(value).is_some_and(|how| how != "disabled");
             }
             "vllm_xargs" => no_hand_off_inside(value)?,
             "best_of" => self.searches |= scalar::as_u64(value).is_some_and(|n| n > 1),

@@ -7,8 +7,10 @@
 //!
 //! The hand-off has one consumer. Several samples, several prompts or a search would share it, so such
 //! requests go to the decode alone (page, "The handoff falls back to a local recompute"); so does a
-//! request for a single token, where a second pass would compute the same token twice, and one for the
-//! prompt's own log probabilities, which the decode has to compute anyway (seen on vLLM 0.32).
+//! request for a single token, where a second pass would compute the same token twice, one whose prompt is
+//! cut to what its output cap leaves room for (`truncate_prompt_tokens` of -1, in vLLM's renderer: the
+//! legs would have different prompts, and the decode the wrong KV), and one for the prompt's own log
+//! probabilities, which the decode has to compute anyway (seen on vLLM 0.32).
 
 use smallvec::smallvec;
 
@@ -54,7 +56,8 @@ pub fn plan(ask: &Ask, dice: &mut Dice) -> Plan {
 
 /// Is a hand-off of use, and safe, for this request?
 pub(super) fn hands_over(ask: &Ask) -> bool {
-    ask.is_single() && ask.max_tokens.is_none_or(|m| m > 1) && !ask.echoes && !is_mistaken(ask)
+    let worth_it = ask.is_single() && ask.max_tokens.is_none_or(|m| m > 1);
+    worth_it && !ask.echoes && !ask.cuts && !is_mistaken(ask)
 }
 
 /// A mistake that shaping the prefill leg would hide: the decode alone refuses it without KV in its hands,

@@ -75,35 +75,69 @@ pub(super) fn check(params: &[u8]) -> Result<(), &'static str> {
     if scalar::kind(params) != scalar::Kind::Object {
         return Err("kv_transfer_params is not an object");
     }
-    let get = |key| scalar::member(params, key);
-    if get("do_remote_prefill").and_then(scalar::as_bool) != Some(true) {
-        return Err("do_remote_prefill is not true");
+    // One pass over the members: the list of blocks is long for a long prompt.
+    let mut found = Members::default();
+    for (key, value) in scalar::members(params) {
+        match &*key {
+            "do_remote_prefill" => found.flag = scalar::as_bool(value) == Some(true),
+            "do_remote_decode" => found.turned = scalar::as_bool(value) == Some(true),
+            "remote_engine_id" => found.engine = text(value),
+            "remote_host" => found.host = text(value),
+            "remote_port" => found.port = scalar::as_u64(value).is_some_and(|p| (1..=65535).contains(&p)),
+            "remote_request_id" => found.bad_request_id = scalar::as_str(value).is_none(),
+            "remote_block_ids" => found.blocks = Some(blocks(value)),
+            _ => {}
+        }
     }
-    // A decode that is told so pins blocks as if it were a prefill (real vLLM 0.32).
-    if get("do_remote_decode").and_then(scalar::as_bool) == Some(true) {
-        return Err("do_remote_decode is true");
+    found.judge()
+}
+
+/// What a decode engine needs of a hand-off, as far as it was there and right.
+#[derive(Default)]
+struct Members {
+    flag: bool,
+    turned: bool,
+    engine: bool,
+    host: bool,
+    port: bool,
+    bad_request_id: bool,
+    blocks: Option<Result<(), &'static str>>,
+}
+
+impl Members {
+    fn judge(self) -> Result<(), &'static str> {
+        if !self.flag {
+            return Err("do_remote_prefill is not true");
+        }
+        // A decode that is told so pins blocks as if it were a prefill (real vLLM 0.32).
+        if self.turned {
+            return Err("do_remote_decode is true");
+        }
+        if !self.engine {
+            return Err("remote_engine_id is missing or not a string");
+        }
+        if !self.host {
+            return Err("remote_host is missing or not a string");
+        }
+        if !self.port {
+            return Err("remote_port is missing or not a port");
+        }
+        if self.bad_request_id {
+            return Err("remote_request_id is not a string");
+        }
+        self.blocks.unwrap_or(Err("remote_block_ids is missing or not a list"))
     }
-    let text = |key| get(key).and_then(scalar::as_str).is_some_and(|s| !s.trim().is_empty());
-    if !text("remote_engine_id") {
-        return Err("remote_engine_id is missing or not a string");
-    }
-    if !text("remote_host") {
-        return Err("remote_host is missing or not a string");
-    }
-    if !get("remote_port").and_then(scalar::as_u64).is_some_and(|p| (1..=65535).contains(&p)) {
-        return Err("remote_port is missing or not a port");
-    }
-    if get("remote_request_id").is_some_and(|v| scalar::as_str(v).is_none()) {
-        return Err("remote_request_id is not a string");
-    }
-    blocks(get("remote_block_ids"))
+}
+
+fn text(value: &[u8]) -> bool {
+    scalar::as_str(value).is_some_and(|s| !s.trim().is_empty())
 }
 
 /// A flat list of ids, or one list per KV cache group; at least one id in all.
-fn blocks(ids: Option<&[u8]>) -> Result<(), &'static str> {
-    let ids = ids
-        .filter(|v| scalar::kind(v) == scalar::Kind::Array)
-        .ok_or("remote_block_ids is missing or not a list")?;
+fn blocks(ids: &[u8]) -> Result<(), &'static str> {
+    if scalar::kind(ids) != scalar::Kind::Array {
+        return Err("remote_block_ids is missing or not a list");
+    }
     let mut count = 0usize;
     for item in scalar::elements(ids) {
         match scalar::kind(item) {

@@ -265,7 +265,8 @@ fn no_worker_left_for_another_attempt() {
         smg_worker_requests_total{model="llama",worker="http://h:2"} 1
         smg_worker_errors_total{connection_mode="http",error_type="backend_error",worker_type="decode"} 1
         smg_worker_retries_total{endpoint="chat",worker_type="decode"} 1
-    "#]].assert_eq(&told.map(|family| lines(&diff, family)).concat());
+    "#]]
+    .assert_eq(&told.map(|family| lines(&diff, family)).concat());
 }
 
 #[test]

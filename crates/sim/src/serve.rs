@@ -2,7 +2,6 @@
 
 mod answer;
 mod body;
-mod bootstrap;
 mod fabric;
 mod fault;
 mod http;
@@ -11,8 +10,10 @@ mod json;
 mod metrics;
 mod node;
 mod refusal;
+mod remote;
 mod server;
 mod sglang;
+mod side;
 mod stream;
 mod vllm;
 mod wire;

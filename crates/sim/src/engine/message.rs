@@ -4,6 +4,8 @@
 //! messages from engine to engine; between processes they travel over the side channels. A message to a peer is a
 //! call: it has an answer, or the driver reports the peer as unreachable.
 
+use serde::{Deserialize, Serialize};
+
 use crate::engine::sequence::{Finish, KvState, SeqId};
 
 /// Where a peer listens: NIXL's side channel or SGLang's bootstrap server.
@@ -57,7 +59,8 @@ pub enum Answer {
 }
 
 /// What the prefill engine knows of the hand-off that is being read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lease {
     /// Pinned: the content is what was prefilled.
     Live,
@@ -69,7 +72,9 @@ pub enum Lease {
     Unknown,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a read is impossible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NoBlocks {
     OtherEngine,
     OutOfRange,

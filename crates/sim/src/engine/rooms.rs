@@ -80,6 +80,9 @@ impl Rooms {
     }
 
     pub fn heard_from(&mut self, at: &PeerAddr) {
+        if !self.known.contains(at) {
+            self.known.insert(at.clone());
+        }
         if let Some(watch) = self.watched.get_mut(at) {
             watch.misses = 0;
         }

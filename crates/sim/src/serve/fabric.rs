@@ -1,21 +1,33 @@
 //! How simulated engines reach each other: through this registry when they live in one process, over a side channel
-//! on loopback when they do not.
+//! when they do not.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use tokio::sync::oneshot;
+
 use crate::engine::message::{Answer, Call, LinkId, PeerAddr};
 use crate::serve::fault::OnceKeys;
 use crate::serve::node::{Node, lock};
+use crate::serve::remote::{self, Joins};
 
-/// The engines of this process, by where they can be called.
+/// The engines of one process, by where they can be called.
 #[derive(Default)]
 pub struct Fabric {
     listening: Mutex<HashMap<PeerAddr, Weak<Node>>>,
-    links: Mutex<HashMap<LinkId, Weak<Node>>>,
+    links: Mutex<HashMap<LinkId, Link>>,
     last_link: AtomicU64,
+    joins: Arc<Joins>,
     once: OnceKeys,
+}
+
+/// Who an answer goes to.
+enum Link {
+    /// An engine of this process.
+    Node(Weak<Node>),
+    /// A call that came in from another process.
+    Call(oneshot::Sender<Answer>),
 }
 
 impl Fabric {
@@ -33,7 +45,16 @@ impl Fabric {
     }
 
     pub(crate) fn attach(&self, link: LinkId, node: &Arc<Node>) {
-        lock(&self.links).insert(link, Arc::downgrade(node));
+        lock(&self.links).insert(link, Link::Node(Arc::downgrade(node)));
+    }
+
+    /// The answer to a call from another process goes to `sender`.
+    pub(crate) fn expect_answer(&self, link: LinkId, sender: oneshot::Sender<Answer>) {
+        lock(&self.links).insert(link, Link::Call(sender));
+    }
+
+    pub(crate) fn forget_link(&self, link: LinkId) {
+        lock(&self.links).remove(&link);
     }
 
     /// From now on `node` answers calls to `at`.
@@ -43,7 +64,7 @@ impl Fabric {
 
     /// Takes a node out: nobody reaches it any more.
     pub(crate) fn detach(&self, node: &Arc<Node>) {
-        lock(&self.links).remove(&node.link);
+        self.forget_link(node.link);
         lock(&self.listening).retain(|_, other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(node)));
     }
 
@@ -52,14 +73,27 @@ impl Fabric {
         match (peer.filter(|peer| !peer.is_dead()), &call) {
             (Some(_), Call::Ping) => from.with(|engine, _| engine.pinged(&to)),
             (Some(peer), _) => peer.receive(from.link, call),
-            (None, _) => from.unreachable(&to, &call),
+            (None, _) => remote::call(&self.joins, from, to, call),
         }
     }
 
     pub(crate) fn reply(&self, link: LinkId, answer: Answer) {
-        let peer = lock(&self.links).get(&link).and_then(Weak::upgrade);
-        if let Some(peer) = peer {
-            peer.answered(answer);
+        let node = {
+            let mut links = lock(&self.links);
+            match links.get(&link) {
+                Some(Link::Node(node)) => node.upgrade(),
+                Some(Link::Call(_)) => {
+                    if let Some(Link::Call(sender)) = links.remove(&link) {
+                        // The caller may have gone away in the meantime.
+                        let _ = sender.send(answer.clone());
+                    }
+                    None
+                }
+                None => None,
+            }
+        };
+        if let Some(node) = node {
+            node.answered(answer);
         }
     }
 }

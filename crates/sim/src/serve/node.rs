@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::engine::message::{Answer, Call, LinkId, Output, PeerAddr};
 use crate::engine::sequence::{Ask, Finish, KvState, RemoteKv, SeqId};
 use crate::serve::fabric::Fabric;
+use crate::serve::remote;
 
 /// A running engine.
 pub struct Node {
@@ -30,6 +31,8 @@ pub struct Node {
     pub death: Notify,
     /// Told whenever a sequence ends.
     pub ended: Arc<Notify>,
+    /// It listens on loopback only, and calls nobody else.
+    loopback: bool,
 }
 
 struct Core {
@@ -114,7 +117,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Node {
     /// Puts an engine on the clock and into the fabric. Its step loop is [`Node::run`].
-    pub fn new(engine: Engine, fabric: Arc<Fabric>, ended: Arc<Notify>) -> Arc<Self> {
+    pub fn new(engine: Engine, fabric: Arc<Fabric>, ended: Arc<Notify>, loopback: bool) -> Arc<Self> {
         let link = fabric.new_link();
         let core = Core { engine, jobs: HashMap::new(), outputs: Vec::new() };
         let node = Arc::new(Self {
@@ -126,9 +129,15 @@ impl Node {
             died: AtomicBool::new(false),
             death: Notify::new(),
             ended,
+            loopback,
         });
         fabric.attach(link, &node);
         node
+    }
+
+    /// Whether this engine may call there. One that listens on loopback stays there, whatever a request names.
+    pub fn may_reach(&self, to: &PeerAddr) -> bool {
+        !self.loopback || remote::is_loopback(&to.host)
     }
 
     fn now(&self) -> Duration {

@@ -17,7 +17,7 @@ use crate::serve::fabric::Fabric;
 use crate::serve::fault::{Fault, Faults, Kind};
 use crate::serve::node::{Node, lock};
 use crate::serve::wire::{self, Orders};
-use crate::serve::{bootstrap, http};
+use crate::serve::{http, side};
 
 /// How often a restart tries to get its ports back, and how long it waits in between.
 const BIND_TRIES: u32 = 100;
@@ -214,8 +214,9 @@ impl Server {
     fn live(self: &Arc<Self>, sockets: Sockets) {
         let id = uuid::Uuid::new_v4().to_string();
         let engine = Engine::new(self.seat.spec.clone(), id);
-        let node = Node::new(engine, self.fabric.clone(), self.ended.clone());
         let host = self.seat.host.to_string();
+        let loopback = self.seat.host.is_loopback();
+        let node = Node::new(engine, self.fabric.clone(), self.ended.clone(), loopback);
         if let Some(port) = Some(self.seat.side_port).filter(|port| *port != 0) {
             self.fabric.listen(PeerAddr::new(&host, port), &node);
         }
@@ -233,15 +234,21 @@ impl Server {
                 wire::serve(stream, orders, move |request, wire| front.clone().answer(request, wire)).await
             }
         })));
+        let door = side::Front::new(&self.seat, &node, &self.fabric);
         if let Some(listener) = sockets.bootstrap {
-            let front = bootstrap::Front::new(&self.seat, &node);
+            let door = door.clone();
             tasks.push(tokio::spawn(accept(listener, listen.clone(), move |stream, orders| {
-                let front = front.clone();
-                async move { wire::serve(stream, orders, move |request, _| front.clone().answer(request)).await }
+                let door = door.clone();
+                async move { wire::serve(stream, orders, move |request, _| door.clone().bootstrap(request)).await }
             })));
         }
-        if let Some(side) = sockets.side {
-            tasks.push(tokio::spawn(accept(side, listen.clone(), |_, _| std::future::ready(()))));
+        if let Some(listener) = sockets.side {
+            tasks.push(tokio::spawn(accept(listener, listen.clone(), move |stream, orders| {
+                let door = door.clone();
+                async move {
+                    wire::serve(stream, orders, move |request, _| door.clone().side_channel(request)).await
+                }
+            })));
         }
         let watched = Arc::downgrade(self);
         let mourned = node.clone();

@@ -10,7 +10,7 @@ mod fleet;
 mod serve;
 pub mod text;
 
-pub use engine::profile::{PROFILES, Profile};
+pub use engine::profile::{PROFILES, Profile, StepWork};
 pub use engine::spec::{Dialect, EngineSpec, LoadFailure, Role};
 pub use engine::stats::Stats;
 pub use fleet::{Fleet, FleetSpec};

@@ -61,6 +61,15 @@ pub struct Relay {
     over: bool,
 }
 
+impl Drop for Relay {
+    /// The client left: what was generated until then was generated all the same.
+    fn drop(&mut self) {
+        if !self.over {
+            self.count();
+        }
+    }
+}
+
 /// What the head says of the body that follows.
 pub struct Form {
     pub shape: Shape,
@@ -159,6 +168,7 @@ impl Relay {
     /// Nothing came: is there something else to do?
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, RelayError>>> {
         if let Poll::Ready(event) = self.drive.poll_event(cx) {
+            self.count();
             let fault = self.drive.relay_over(event);
             return Poll::Ready(fault.and_then(|f| self.cut(&f)));
         }
@@ -193,11 +203,16 @@ impl Relay {
 
     fn end(&mut self) {
         self.over = true;
+        self.count();
+        self.drive.relay_over(Event::Ended(Leg::Decode));
+    }
+
+    /// Notes the tokens that the engine has reported so far.
+    fn count(&mut self) {
         self.drive.record.usage = match &self.watch {
             Watch::Stream(sse) => sse.usage(),
             Watch::Plain(tail) => usage_of_answer(tail),
         };
-        self.drive.relay_over(Event::Ended(Leg::Decode));
     }
 
     fn broke(&mut self, lost: Lost) -> Option<Result<Bytes, RelayError>> {
@@ -207,6 +222,7 @@ impl Relay {
             self.end();
             return None;
         }
+        self.count();
         let fault = Fault::Broken { leg, cause: lost.cause };
         let event = Event::Failed(Failure { leg: Leg::Decode, fault, delivered: true });
         self.drive.relay_over(event).and_then(|f| self.cut(&f))

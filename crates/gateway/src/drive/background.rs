@@ -65,6 +65,8 @@ impl Drive {
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
         runtime.spawn(async move {
             let (end, verdict) = drained(io, LegName::Decode, limit).await;
+            // A decode that is too busy for a throw-away request is not ill.
+            let verdict = if end == LegEnd::TimedOut { Verdict::Mute } else { verdict };
             taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
             gateway.telemetry.background().released(end);
             drop((taken, place));
@@ -111,5 +113,6 @@ pub async fn sweep(gateway: Arc<Gateway>, lane: Arc<Lane>) {
         tick.tick().await;
         lane.pool.sweep(&gateway.registry.fleet(), lane.clock.now());
         lane.sweep(&gateway.timeouts);
+        gateway.telemetry.background().resent(lane.pool.take_resends());
     }
 }

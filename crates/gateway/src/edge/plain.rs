@@ -1,6 +1,8 @@
 //! Every route that is not a generation request: probes, models, workers, what the gateway says of itself.
 
+use baton_core::exchange::Outcome;
 use baton_core::fault::{Fault, Shape};
+use baton_core::record::Record;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method};
 use hyper::body::Incoming;
@@ -18,12 +20,34 @@ const NOT_SERVED: [&str; 4] =
 pub async fn route(desk: &Desk, parts: Parts, body: Incoming) -> Reply {
     let anthropic = parts.headers.contains_key("anthropic-version");
     let shape = if anthropic { Shape::Anthropic } else { Shape::OpenAi };
+    let mut record = Record {
+        request_id: desk.request_id("req-", &parts.headers),
+        method: method(&parts.method),
+        path: parts.uri.path().to_owned(),
+        outcome: Outcome::Served,
+        ..Record::default()
+    };
+    record.moments.received = desk.lane.clock.now();
     let answered = match find(&parts, desk) {
         Ok(Route::Public(page)) => public(desk, page, &parts, shape).await,
         Ok(Route::Guarded(page)) => guarded(desk, page, &parts, body).await,
         Err(fault) => Err(fault),
     };
-    answered.unwrap_or_else(|fault| answer::fault(&fault, shape, &desk.request_id("req-", &parts.headers)))
+    let reply = answered.unwrap_or_else(|fault| {
+        record.outcome = Outcome::Failed;
+        record.blame(&fault);
+        answer::fault(&fault, shape, &record.request_id)
+    });
+    record.status = reply.status().as_u16();
+    record.moments.ended = desk.lane.clock.now();
+    desk.gateway.telemetry.record(&record);
+    reply
+}
+
+/// The method's name for the metrics, where an invented one must not make a series of its own.
+fn method(method: &Method) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    KNOWN.into_iter().find(|name| *name == method.as_str()).unwrap_or("other")
 }
 
 /// Open to everybody, so that probes and clients' model lists work without the key (SMG 1.13).

@@ -68,9 +68,9 @@ impl Background {
         self.0.released[end as usize].one();
     }
 
-    /// A leg was sent once more because its reused connection had died before any response byte.
-    pub fn resent(&self) {
-        self.0.resent.one();
+    /// So many legs were sent once more because their reused connection had died before any response byte.
+    pub fn resent(&self, times: u64) {
+        self.0.resent.add(times);
     }
 
     /// Legs detached now.

@@ -282,7 +282,7 @@ async fn open(
         *outgoing.uri_mut() = path.clone().into();
         *outgoing.headers_mut() = headers.clone();
         match exchange(link, outgoing).await {
-            Err((_, true)) => {}
+            Err((_, true)) => pool.note_resend(),
             Err((lost, false)) => return Err(lost),
             Ok(opened) => return Ok(opened),
         }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -84,12 +84,23 @@ struct Desk {
 /// The idle connections of one lane.
 pub struct Pool {
     rule: PoolRule,
+    resends: AtomicU64,
     desks: Mutex<HashMap<u32, Desk>>,
 }
 
 impl Pool {
     pub fn new(rule: PoolRule) -> Pool {
-        Pool { rule, desks: Mutex::default() }
+        Pool { rule, resends: AtomicU64::new(0), desks: Mutex::default() }
+    }
+
+    /// A request is sent once more because its reused connection had died.
+    pub(super) fn note_resend(&self) {
+        self.resends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Resends since this was last asked.
+    pub fn take_resends(&self) -> u64 {
+        self.resends.swap(0, Ordering::Relaxed)
     }
 
     pub fn connect_timeout(&self) -> Duration {

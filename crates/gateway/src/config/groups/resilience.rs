@@ -15,11 +15,11 @@ group! {
     /// Requests at once, and how many may wait for how long.
     "Admission" admission: Admission {
         /// Requests in the gateway at once; -1 is 1024 for each core and 4096 at least, 0 no bound.
-        max_concurrent_requests: Concurrency = Concurrency::Auto, CONCURRENCY, "max-concurrent-requests", NOTE.later(QUEUE);
+        max_concurrent_requests: Concurrency = Concurrency::Auto, CONCURRENCY, "max-concurrent-requests";
         /// Requests that may wait for their turn.
-        queue_size: usize = 100, COUNT, "queue-size", NOTE.later(QUEUE);
+        queue_size: usize = 100, COUNT, "queue-size";
         /// Longest time a request may wait for its turn.
-        queue_timeout: Duration = Duration::from_secs(60), SECS_OR_ZERO, "queue-timeout-secs", NOTE.later(QUEUE);
+        queue_timeout: Duration = Duration::from_secs(60), SECS_OR_ZERO, "queue-timeout-secs";
         /// Requests admitted per second; unset or 0: no bound.
         rate_limit_requests_per_second: Option<NonZeroUsize> = None, COUNT_OR_OFF, "rate-limit-tokens-per-second", NOTE.later(QUEUE);
         /// Requests at once on each prefill worker; 0 or less: no bound.

@@ -104,7 +104,7 @@ fn a_detached_leg_counts_until_it_is_dropped_and_then_as_what_became_of_it() {
             }
         }
         background.released(LegEnd::Failed);
-        background.resent();
+        background.resent(1);
     });
     expect_test::expect![[r#"
         baton_detached_legs 0

@@ -123,7 +123,8 @@ pub struct Fleet {
 #[derive(Debug)]
 pub struct Prefill {
     pub seat: Arc<Seat>,
-    pub partners: Vec<Arc<Seat>>,
+    /// One list for all prefill workers that describe themselves alike.
+    pub partners: Arc<[Arc<Seat>]>,
 }
 
 impl Fleet {
@@ -152,14 +153,9 @@ impl Fleet {
     fn of(mode: PairingMode, seats: BTreeMap<u32, Arc<Seat>>) -> Fleet {
         let by = |role| seats.values().filter(move |s| s.worker.role == role).cloned();
         let decode: Vec<_> = by(Role::Decode).collect();
-        let described: Vec<_> = decode.iter().map(|s| (Descriptor::of(&s.worker), s)).collect();
+        let mut partners = Partners::of(mode, &decode);
         let prefill = by(Role::Prefill)
-            .map(|seat| {
-                let own = Descriptor::of(&seat.worker);
-                let fits = |d: &&(Descriptor, &Arc<Seat>)| mismatch(mode, &own, &d.0).is_none();
-                let partners = described.iter().filter(fits).map(|(_, s)| Arc::clone(s)).collect();
-                Prefill { seat, partners }
-            })
+            .map(|seat| Prefill { partners: partners.list(Descriptor::of(&seat.worker)), seat })
             .collect();
         let whole = by(Role::Whole).collect();
         Fleet { mode, prefill, decode, whole, seats }
@@ -236,6 +232,46 @@ impl Fleet {
     }
 }
 
+/// Who pairs with whom, worked out once for each description and not for each pair: a large fleet has
+/// thousands of workers and a handful of descriptions.
+struct Partners<'a> {
+    mode: PairingMode,
+    decode: &'a [Arc<Seat>],
+    /// Each decode worker's description.
+    described: Vec<usize>,
+    distinct: Vec<Descriptor>,
+    lists: BTreeMap<Descriptor, Arc<[Arc<Seat>]>>,
+}
+
+impl<'a> Partners<'a> {
+    fn of(mode: PairingMode, decode: &'a [Arc<Seat>]) -> Partners<'a> {
+        let mut index: BTreeMap<Descriptor, usize> = BTreeMap::new();
+        let described = decode.iter().map(|s| {
+            let next = index.len();
+            *index.entry(Descriptor::of(&s.worker)).or_insert(next)
+        });
+        let described = described.collect();
+        let mut distinct: Vec<_> = index.into_iter().collect();
+        distinct.sort_unstable_by_key(|(_, at)| *at);
+        let distinct = distinct.into_iter().map(|(descriptor, _)| descriptor).collect();
+        Partners { mode, decode, described, distinct, lists: BTreeMap::new() }
+    }
+
+    /// The decode workers that a prefill worker of this description may pair with.
+    fn list(&mut self, own: Descriptor) -> Arc<[Arc<Seat>]> {
+        if let Some(list) = self.lists.get(&own) {
+            return list.clone();
+        }
+        let fits: Vec<bool> = self.distinct.iter().map(|d| mismatch(self.mode, &own, d).is_none()).collect();
+        let partner = |(seat, at): (&Arc<Seat>, &usize)| {
+            fits.get(*at).copied().unwrap_or_default().then(|| Arc::clone(seat))
+        };
+        let list: Arc<[Arc<Seat>]> = self.decode.iter().zip(&self.described).filter_map(partner).collect();
+        self.lists.insert(own, list.clone());
+        list
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,6 +311,31 @@ mod tests {
         let f = f.with([join(seat(3, Role::Decode, Engine::Vllm))]);
         assert!(f.ready() && f.no_pair().is_none());
         assert_eq!(f.prefill()[0].partners.len(), 1);
+    }
+
+    #[test]
+    fn partners_are_those_that_fit_one_by_one() {
+        let describe = |slot: u32| {
+            let (p, d) = (slot.is_multiple_of(2), slot / 2);
+            let engine = [Engine::Vllm, Engine::Sglang, Engine::Unspecified][(d % 3) as usize];
+            let mut s = seat(slot, if p { Role::Prefill } else { Role::Decode }, engine);
+            let mut w = Worker::clone(&s.worker);
+            if d % 4 != 0 {
+                w.labels.insert("page_size".into(), (d % 2).to_string());
+            }
+            s.worker = Arc::new(w);
+            s
+        };
+        for mode in [PairingMode::Off, PairingMode::Lenient, PairingMode::Strict] {
+            let f = Fleet::new(mode).with((0..48).map(|slot| FleetChange::Join(describe(slot))));
+            for p in f.prefill() {
+                let own = Descriptor::of(&p.seat.worker);
+                let fits = |d: &&Arc<Seat>| mismatch(mode, &own, &Descriptor::of(&d.worker)).is_none();
+                let expected: Vec<u32> = f.decode().iter().filter(fits).map(|s| s.slot).collect();
+                let slots: Vec<u32> = p.partners.iter().map(|s| s.slot).collect();
+                assert_eq!(slots, expected, "{mode:?}, prefill {}", p.seat.slot);
+            }
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub enum PairingMode {
 }
 
 /// What is compared of one leg.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Descriptor {
     runtime: Option<Engine>,
     explicit: Option<String>,

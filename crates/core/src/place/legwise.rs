@@ -55,7 +55,7 @@ impl Legwise {
         let seats: Seats<'_> = able.iter().filter(fresh).map(|p| &p.seat).collect();
         let seats = if seats.is_empty() { able.iter().map(|p| &p.seat).collect() } else { seats };
         let prefill = take(&self.prefill, seats, look, dice).ok_or_else(|| self.absent(look))?;
-        let partners = able.iter().find(|p| p.seat.slot == prefill.seat.slot).map(|p| p.partners.as_slice());
+        let partners = able.iter().find(|p| p.seat.slot == prefill.seat.slot).map(|p| &p.partners[..]);
         let partners: Seats<'_> = partners.unwrap_or_default().iter().filter(|s| fits(s)).collect();
         let decode = pick(&self.decode, partners, look, dice);
         let Some(decode) = decode else {

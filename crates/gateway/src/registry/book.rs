@@ -137,9 +137,9 @@ impl Book {
         }
         if let Some(e) = self.entries.values().find(|e| !e.draining && e.spec.url == spec.url) {
             let (url, id) = (spec.url, e.id.clone());
-            return Err(match e.job {
-                Some(_) => Refused::Joining { url, id },
-                None => Refused::Exists { url, id },
+            return Err(match &e.job {
+                Some(job) if job.step != JobStep::Failed => Refused::Joining { url, id },
+                _ => Refused::Exists { url, id },
             });
         }
         if self.entries.len() >= WORKERS_MAX || self.next_slot == u32::MAX {

@@ -63,6 +63,9 @@ impl HealthSpec {
     }
 }
 
+/// Longest interval or timeout of a check. Whoever writes more means "never".
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Labels that AIBrix puts on its pods: a worker that has one of them is a pod of AIBrix's
 /// (AIBrix's page on PD).
 const AIBRIX_LABELS: [&str; 6] = [
@@ -153,7 +156,9 @@ impl Spec {
     /// The checks of this worker: the gateway's, with what is different here.
     pub fn checks(&self, all: &Checks) -> Checks {
         let h = &self.health;
-        let secs = |s: Option<u64>, or: Duration| s.map_or(or, |s| Duration::from_secs(s.max(1)));
+        let secs = |s: Option<u64>, or: Duration| {
+            s.map_or(or, Duration::from_secs).clamp(Duration::from_millis(1), LONGEST)
+        };
         Checks {
             interval: secs(h.check_interval_secs, all.interval),
             timeout: secs(h.timeout_secs, all.timeout),
@@ -230,10 +235,13 @@ mod tests {
     fn one_workers_checks_may_differ() {
         let all = Checks::default();
         let mut spec = Spec::new("http://h:1", Role::Decode);
-        spec.health =
-            HealthSpec { check_interval_secs: Some(0), failure_threshold: Some(1), ..HealthSpec::default() };
+        spec.health = HealthSpec {
+            check_interval_secs: Some(u64::MAX),
+            failure_threshold: Some(1),
+            ..HealthSpec::default()
+        };
         let own = spec.checks(&all);
-        assert_eq!((own.interval, own.timeout), (Duration::from_secs(1), all.timeout));
+        assert_eq!((own.interval, own.timeout), (LONGEST, all.timeout));
         assert_eq!((own.rule.failure_threshold, own.rule.success_threshold), (1, 2));
         assert_eq!(spec.drain_settle(Duration::from_secs(5)), Duration::from_secs(5));
     }

@@ -42,6 +42,8 @@ impl std::error::Error for StartError {}
 pub struct Running {
     pub address: SocketAddr,
     pub metrics_address: SocketAddr,
+    /// Of `--health-check-port`, if it was given.
+    pub health_address: Option<SocketAddr>,
     pub gateway: Arc<Gateway>,
     stop: watch::Sender<Stop>,
     acceptor: tokio::task::JoinHandle<()>,
@@ -83,6 +85,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
         None => None,
     };
     let (address, metrics_address) = (local(&listener)?, local(&metrics)?);
+    let health_address = health.as_ref().map(local).transpose()?;
     let registry = Registry::new(registry::Settings::of(&config, clock, seed));
     let house = Arc::new(OnceLock::new());
     let setup = setup(&config, &registry, &entrance, &house, log_drops);
@@ -100,7 +103,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    Ok(Running { address, metrics_address, gateway, stop, acceptor, lanes })
+    Ok(Running { address, metrics_address, health_address, gateway, stop, acceptor, lanes })
 }
 
 /// The lanes, once they run.

@@ -1,0 +1,95 @@
+//! A client that writes and reads bytes as they are: for halves of requests, resets, and silence.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{BOUND, within};
+
+/// One TCP connection, and what came on it.
+pub struct Raw {
+    tcp: TcpStream,
+    pub got: Vec<u8>,
+}
+
+impl Raw {
+    pub async fn open(address: SocketAddr) -> Raw {
+        let tcp = within(BOUND, "connecting", TcpStream::connect(address)).await.unwrap();
+        tcp.set_nodelay(true).unwrap();
+        Raw { tcp, got: Vec::new() }
+    }
+
+    /// Opens and writes a request with a JSON body.
+    pub async fn post(address: SocketAddr, path: &str, body: &str) -> Raw {
+        let mut raw = Raw::open(address).await;
+        raw.say(&format!(
+            "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+        raw
+    }
+
+    pub async fn say(&mut self, text: &str) {
+        within(BOUND, "writing", self.tcp.write_all(text.as_bytes())).await.unwrap();
+    }
+
+    /// Writes, unless the other side is gone already. Whether it could.
+    pub async fn try_say(&mut self, text: &str) -> bool {
+        within(BOUND, "writing", self.tcp.write_all(text.as_bytes())).await.is_ok()
+    }
+
+    /// Closes the sending half; the answer can still be read.
+    pub async fn half_close(&mut self) {
+        within(BOUND, "closing", self.tcp.shutdown()).await.unwrap();
+    }
+
+    /// Ends the connection with a reset.
+    pub fn reset(self) {
+        self.tcp.set_zero_linger().unwrap();
+    }
+
+    /// Reads more. False at the end, also where the end was a reset.
+    pub async fn more(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        match within(BOUND, "reading", self.tcp.read(&mut buffer)).await {
+            Ok(0) | Err(_) => false,
+            Ok(n) => {
+                self.got.extend_from_slice(&buffer[..n]);
+                true
+            }
+        }
+    }
+
+    /// Reads until this text has come.
+    pub async fn read_until(&mut self, text: &str) {
+        while !self.text().contains(text) {
+            assert!(self.more().await, "the end came before {text:?}: {}", self.text());
+        }
+    }
+
+    /// Reads to the end.
+    pub async fn read_all(&mut self) -> String {
+        while self.more().await {}
+        self.text()
+    }
+
+    /// The other side ends the connection within this time.
+    pub async fn ends_within(&mut self, limit: Duration) -> String {
+        within(limit, "the end of the connection", self.read_all()).await
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.got).into_owned()
+    }
+
+    /// The status of the last answer, interim ones skipped.
+    pub fn status(&self) -> u16 {
+        let text = self.text();
+        let statuses =
+            text.match_indices("HTTP/1.1 ").filter_map(|(at, _)| text.get(at + 9..at + 12)?.parse().ok());
+        statuses.filter(|s: &u16| *s >= 200).last().unwrap_or(0)
+    }
+}

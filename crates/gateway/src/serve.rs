@@ -47,6 +47,7 @@ pub struct Running {
     pub gateway: Arc<Gateway>,
     stop: watch::Sender<Stop>,
     acceptor: tokio::task::JoinHandle<()>,
+    metrics: tokio::task::JoinHandle<()>,
     lanes: Vec<(Arc<Lane>, JoinHandle<()>)>,
 }
 
@@ -92,7 +93,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let telemetry = Arc::new(Telemetry::new(setup).map_err(|e| StartError(e.to_string()))?);
     let gateway = Arc::new(Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock));
     registry.start();
-    tokio::spawn(telemetry::serve(metrics, telemetry));
+    let metrics = tokio::spawn(telemetry::serve(metrics, telemetry));
     let lanes = lanes(&gateway, config.server.worker_threads.map_or(cores, usize::from), seed)?;
     let _ = house.set(lanes.iter().map(|l| l.lane.clone()).collect());
     let (stop, stopped) = watch::channel(Stop::No);
@@ -103,7 +104,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    Ok(Running { address, metrics_address, health_address, gateway, stop, acceptor, lanes })
+    Ok(Running { address, metrics_address, health_address, gateway, stop, acceptor, metrics, lanes })
 }
 
 /// The lanes, once they run.
@@ -166,6 +167,8 @@ impl Running {
         self.stop.send_replace(Stop::Now);
         self.gateway.registry.shutdown();
         self.acceptor.abort();
+        self.metrics.abort();
+        self.lanes.iter().for_each(|(lane, _)| lane.pool.close());
         let threads = self.lanes.into_iter().map(|(_, thread)| thread);
         let joined = tokio::task::spawn_blocking(move || threads.for_each(|t| drop(t.join())));
         let _ = tokio::time::timeout(LAST_WORDS, joined).await;

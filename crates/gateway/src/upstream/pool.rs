@@ -160,6 +160,11 @@ impl Pool {
         }
     }
 
+    /// Closes every idle connection.
+    pub fn close(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Desk>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
     }

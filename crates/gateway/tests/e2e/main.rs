@@ -2,5 +2,6 @@
 //!
 //! Every test ends with [`support::House::close`]: all KV blocks free, all leases back, all gauges at zero.
 
+mod legs;
 mod serving;
 mod support;

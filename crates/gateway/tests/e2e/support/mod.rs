@@ -16,7 +16,7 @@ use std::future::Future;
 use std::time::Duration;
 
 pub use ask::{Ask, PROMPT};
-pub use client::{Line, Reply, Streamed};
+pub use client::{Line, Reply, Streamed, events, request};
 pub use house::{House, Plan, fault, on};
 pub use page::Page;
 pub use raw::Raw;

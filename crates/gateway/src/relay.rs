@@ -41,6 +41,8 @@ impl std::error::Error for RelayError {}
 /// How much of a plain answer's end is kept to read its token counts from.
 const TAIL_BYTES: usize = 64 << 10;
 
+type Piece = Poll<Option<Result<Bytes, RelayError>>>;
+
 /// What the relay watches in passing.
 enum Watch {
     Stream(SseWatch),
@@ -59,6 +61,8 @@ pub struct Relay {
     silence: Option<Pin<Box<Sleep>>>,
     heard: Instant,
     over: bool,
+    /// What ends an answer whose form has no room for an error, once the bytes before it are out.
+    break_off: Option<RelayError>,
 }
 
 impl Drop for Relay {
@@ -97,6 +101,7 @@ impl Relay {
             silence: None,
             heard: clock.now(),
             over: false,
+            break_off: None,
         };
         if relay.left == Some(0) {
             relay.end();
@@ -105,7 +110,7 @@ impl Relay {
     }
 
     pub fn is_over(&self) -> bool {
-        self.over
+        self.over && self.break_off.is_none()
     }
 
     /// Bytes still to come, if the worker said how many.
@@ -113,7 +118,10 @@ impl Relay {
         if self.over { Some(0) } else { self.left }
     }
 
-    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, RelayError>>> {
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Piece {
+        if let Some(error) = self.break_off.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         if self.over {
             return Poll::Ready(None);
         }
@@ -127,9 +135,9 @@ impl Relay {
                 }
                 Poll::Ready(Some(Ok(piece)))
             }
-            Poll::Ready(Some(Err(lost))) => Poll::Ready(self.broke(lost)),
+            Poll::Ready(Some(Err(lost))) => self.broke(lost, cx),
             Poll::Ready(None) if self.left.is_some_and(|n| n > 0) => {
-                Poll::Ready(self.broke(Lost { cause: "fewer bytes than announced".into(), delivered: true }))
+                self.broke(Lost { cause: "fewer bytes than announced".into(), delivered: true }, cx)
             }
             Poll::Ready(None) => {
                 self.end();
@@ -166,11 +174,11 @@ impl Relay {
     }
 
     /// Nothing came: is there something else to do?
-    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, RelayError>>> {
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Piece {
         if let Poll::Ready(event) = self.drive.poll_event(cx) {
             self.count();
             let fault = self.drive.relay_over(event);
-            return Poll::Ready(fault.and_then(|f| self.cut(&f)));
+            return self.cut(fault, cx);
         }
         // The client's sending half has ended: a comment finds out whether anybody is there.
         if self.at_boundary() && self.line.ask_client.swap(false, Ordering::Relaxed) {
@@ -215,25 +223,32 @@ impl Relay {
         };
     }
 
-    fn broke(&mut self, lost: Lost) -> Option<Result<Bytes, RelayError>> {
+    fn broke(&mut self, lost: Lost, cx: &mut Context<'_>) -> Piece {
         let leg = if self.drive.record.pd { LegName::Decode } else { LegName::Whole };
         // A stream that had said it was done lost nothing by the break.
         if matches!(&self.watch, Watch::Stream(sse) if sse.done_seen() && sse.at_boundary()) {
             self.end();
-            return None;
+            return Poll::Ready(None);
         }
         self.count();
         let fault = Fault::Broken { leg, cause: lost.cause };
         let event = Event::Failed(Failure { leg: Leg::Decode, fault, delivered: true });
-        self.drive.relay_over(event).and_then(|f| self.cut(&f))
+        let fault = self.drive.relay_over(event);
+        self.cut(fault, cx)
     }
 
     /// The last thing the client gets: the error, in the form of what had begun.
-    fn cut(&mut self, fault: &Fault) -> Option<Result<Bytes, RelayError>> {
+    fn cut(&mut self, fault: Option<Fault>, cx: &mut Context<'_>) -> Piece {
+        let Some(fault) = fault else { return Poll::Ready(None) };
         self.over = true;
-        let Watch::Stream(sse) = &self.watch else { return Some(Err(RelayError(fault.answer().message))) };
+        let Watch::Stream(sse) = &self.watch else {
+            // A turn later, so that the head and what came of the body are not lost with the connection.
+            self.break_off = Some(RelayError(fault.answer().message));
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        };
         let mut last = BytesMut::from(sse.restore());
         last.extend_from_slice(fault.answer().events(self.shape).as_bytes());
-        Some(Ok(last.freeze()))
+        Poll::Ready(Some(Ok(last.freeze())))
     }
 }

@@ -235,7 +235,13 @@ async fn work(gateway: Arc<Gateway>, lane: Arc<Lane>, mut arrivals: mpsc::Unboun
     let sweeper = tokio::spawn(drive::sweep(gateway.clone(), lane.clone()));
     while let Some((tcp, tls)) = arrivals.recv().await {
         match TcpStream::from_std(tcp) {
-            Ok(tcp) => drop(tokio::spawn(edge::connection(gateway.clone(), lane.clone(), tcp, tls))),
+            Ok(tcp) => drop(tokio::spawn(edge::connection(
+                gateway.clone(),
+                lane.clone(),
+                tcp,
+                tls,
+                edge::Door::Clients,
+            ))),
             Err(_) => lane.turned_away(),
         }
     }
@@ -298,7 +304,8 @@ async fn probes(listener: TcpListener, gateway: Arc<Gateway>, mut stop: watch::R
             accepted = listener.accept() => {
                 if let Ok((tcp, _)) = accepted {
                     lane.expect_one();
-                    tokio::spawn(edge::connection(gateway.clone(), lane.clone(), tcp, None));
+                    let door = edge::Door::Probes;
+                    tokio::spawn(edge::connection(gateway.clone(), lane.clone(), tcp, None, door));
                 }
             }
         }

@@ -39,6 +39,8 @@ pub enum Phase {
 pub struct Line {
     phase: AtomicU8,
     since_micros: AtomicU64,
+    /// The client sends nothing more. A body that is not complete by then never will be.
+    input_ended: AtomicBool,
     /// The input has ended while the answer was being written.
     pub ask_client: AtomicBool,
     /// Nothing of an HTTP/1.1 answer waits to be written.
@@ -70,6 +72,10 @@ impl Line {
     /// May an interim answer be written? Not to an HTTP/1.0 client.
     pub fn set_interim_ok(&self, ok: bool) {
         self.interim_ok.store(ok, Ordering::Relaxed);
+    }
+
+    pub fn input_ended(&self) -> bool {
+        self.input_ended.load(Ordering::Relaxed)
     }
 
     /// Ends the connection at its next turn.
@@ -127,6 +133,9 @@ impl ClientIo {
     /// The input has ended. Gone, or only half closed?
     fn poll_half(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let ClientWire::Plain(tcp) = &self.wire else { return Poll::Ready(Ok(())) };
+        if !self.line.input_ended.swap(true, Ordering::Relaxed) {
+            cx.waker().wake_by_ref();
+        }
         match self.line.phase() {
             Phase::Idle | Phase::Head => return Poll::Ready(Ok(())),
             Phase::Busy if !self.line.interim_ok.load(Ordering::Relaxed) => return Poll::Ready(Ok(())),

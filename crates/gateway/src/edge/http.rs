@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 
 use super::answer::{self, AnswerBody, Reply, Served};
 use super::client::{Line, Phase};
-use super::{intake, plain};
+use super::{Door, intake, plain};
 use crate::drive::{Drive, Entry, Turn};
 use crate::gateway::Gateway;
 use crate::lane::Lane;
@@ -49,12 +49,17 @@ pub struct Desk {
     pub gateway: Arc<Gateway>,
     pub lane: Arc<Lane>,
     pub line: Arc<Line>,
+    pub door: Door,
 }
 
 impl Desk {
-    pub async fn serve(self, request: Request<Incoming>) -> Response<Served> {
+    /// The connection has a request now.
+    pub fn begin(&self, request: &Request<Incoming>) {
         self.line.set_interim_ok(request.version() >= Version::HTTP_11);
         self.line.turn(Phase::Busy, self.lane.clock.now());
+    }
+
+    pub async fn serve(self, request: Request<Incoming>) -> Response<Served> {
         let origin = request.headers().get(header::ORIGIN).and_then(|o| self.gateway.allows(o));
         let mut reply = self.route(request).await;
         if let Some(origin) = origin {
@@ -69,6 +74,9 @@ impl Desk {
 
     async fn route(&self, request: Request<Incoming>) -> Reply {
         let (parts, body) = request.into_parts();
+        if self.door == Door::Probes {
+            return plain::probe(self, &parts);
+        }
         if parts.method == Method::OPTIONS
             && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
         {
@@ -143,7 +151,7 @@ impl Desk {
         }
         self.authorize(&parts.headers)?;
         let max = gateway.rules.body.max_bytes as u64;
-        let bytes = intake::collect(body, max, gateway.timeouts.body_stall).await?;
+        let bytes = intake::collect(body, max, gateway.timeouts.body_stall, &self.line).await?;
         record.request_bytes = bytes.len() as u64;
         let body = Envelope::parse(bytes, &gateway.rules.body).map_err(|e| malformed(&e, max))?;
         let ask = Ask::read(api, &body)?;

@@ -10,12 +10,19 @@ use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use hyper::body::Incoming;
 
+use super::client::Line;
+
 /// Grown to what a client announces only up to here; beyond it the buffer follows what really arrives.
 const TRUST_BYTES: u64 = 1 << 20;
 
 /// # Errors
 /// [`Fault::BodyTooLarge`], [`Fault::BodyStalled`], [`Fault::BodyBroken`].
-pub async fn collect(mut body: Incoming, max_bytes: u64, stall: Option<Duration>) -> Result<Bytes, Fault> {
+pub async fn collect(
+    mut body: Incoming,
+    max_bytes: u64,
+    stall: Option<Duration>,
+    line: &Line,
+) -> Result<Bytes, Fault> {
     let too_large = Fault::BodyTooLarge { limit_bytes: max_bytes };
     let announced = body.size_hint().exact();
     if announced.is_some_and(|n| n > max_bytes) {
@@ -23,7 +30,7 @@ pub async fn collect(mut body: Incoming, max_bytes: u64, stall: Option<Duration>
     }
     let mut first: Option<Bytes> = None;
     let mut all = BytesMut::new();
-    while let Some(piece) = next(&mut body, stall).await? {
+    while let Some(piece) = next(&mut body, stall, line).await? {
         if (all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len()) as u64 > max_bytes {
             return Err(too_large);
         }
@@ -42,7 +49,7 @@ pub async fn collect(mut body: Incoming, max_bytes: u64, stall: Option<Duration>
     Ok(first.unwrap_or_else(|| all.freeze()))
 }
 
-async fn next(body: &mut Incoming, stall: Option<Duration>) -> Result<Option<Bytes>, Fault> {
+async fn next(body: &mut Incoming, stall: Option<Duration>, line: &Line) -> Result<Option<Bytes>, Fault> {
     let mut patience = None;
     poll_fn(|cx| {
         loop {
@@ -56,6 +63,9 @@ async fn next(body: &mut Incoming, stall: Option<Duration>) -> Result<Option<Byt
                 }
                 Poll::Pending => break,
             }
+        }
+        if line.input_ended() {
+            return Poll::Ready(Err(Fault::BodyBroken));
         }
         let Some(stall) = stall else { return Poll::Pending };
         let patience = patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));

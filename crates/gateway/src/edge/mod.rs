@@ -25,16 +25,31 @@ use self::http::Desk;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 
+/// Which listener a connection came in by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    Clients,
+    /// `--health-check-port`: probes, and nothing else.
+    Probes,
+}
+
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Serves one client connection to its end.
-pub async fn connection(gateway: Arc<Gateway>, lane: Arc<Lane>, tcp: TcpStream, tls: Option<tls::Acceptor>) {
+pub async fn connection(
+    gateway: Arc<Gateway>,
+    lane: Arc<Lane>,
+    tcp: TcpStream,
+    tls: Option<tls::Acceptor>,
+    door: Door,
+) {
     let line = Arc::new(Line::default());
     line.turn(client::Phase::Idle, lane.clock.now());
     let id = lane.join(&line);
     if let Some(wire) = greet(tcp, tls).await {
-        serve(gateway, &lane, &line, wire).await;
+        let desk = Desk { gateway, lane: lane.clone(), line: line.clone(), door };
+        serve(desk, wire).await;
     }
     lane.leave(id);
 }
@@ -54,11 +69,13 @@ async fn greet(tcp: TcpStream, tls: Option<tls::Acceptor>) -> Option<ClientWire>
     }
 }
 
-async fn serve(gateway: Arc<Gateway>, lane: &Arc<Lane>, line: &Arc<Line>, wire: ClientWire) {
-    let io = TokioIo::new(ClientIo::new(wire, line.clone(), lane.clock));
-    let desk = Desk { gateway, lane: lane.clone(), line: line.clone() };
+async fn serve(desk: Desk, wire: ClientWire) {
+    let line = desk.line.clone();
+    let io = TokioIo::new(ClientIo::new(wire, line.clone(), desk.lane.clock));
     let service = service_fn(move |request| {
         let desk = desk.clone();
+        // Before the connection is looked at again: what comes on it from now on is read as of a busy one.
+        desk.begin(&request);
         async move { Ok::<_, Infallible>(desk.serve(request).await) }
     });
     let conn = http1::Builder::new().half_close(false).pipeline_flush(true).serve_connection(io, service);

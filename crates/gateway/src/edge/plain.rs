@@ -50,6 +50,20 @@ fn method(method: &Method) -> &'static str {
     KNOWN.into_iter().find(|name| *name == method.as_str()).unwrap_or("other")
 }
 
+/// What the listener for probes answers: everything else is a page that it does not have.
+pub fn probe(desk: &Desk, parts: &Parts) -> Reply {
+    let (method, path) = (&parts.method, parts.uri.path());
+    let fault = match path {
+        "/liveness" | "/health" | "/readiness" if !(method == Method::GET || method == Method::HEAD) => {
+            Fault::MethodNotAllowed { allow: "GET, HEAD" }
+        }
+        "/liveness" | "/health" => return answer::text(answer::OK, "OK"),
+        "/readiness" => return given(admin::readiness(&desk.gateway.registry)),
+        _ => Fault::UnknownUrl { method: method.to_string(), path: path.to_owned() },
+    };
+    answer::fault(&fault, Shape::OpenAi, &desk.request_id("req-", &parts.headers))
+}
+
 /// Open to everybody, so that probes and clients' model lists work without the key (SMG 1.13).
 enum Public {
     Alive,
@@ -113,7 +127,7 @@ async fn guarded(desk: &Desk, page: Guarded, parts: &Parts, body: Incoming) -> R
         Guarded::FlushCache => Ok(given(admin::flush_cache(registry, parts.uri.query()).await)),
         Guarded::Workers => {
             let stall = desk.gateway.timeouts.body_stall;
-            let bytes = intake::collect(body, admin::BODY_MAX_BYTES as u64 + 1, stall).await?;
+            let bytes = intake::collect(body, admin::BODY_MAX_BYTES as u64 + 1, stall, &desk.line).await?;
             admin::handle(registry, &parts.method, parts.uri.path(), parts.uri.query(), &bytes).map(given)
         }
     }

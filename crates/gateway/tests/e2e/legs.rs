@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Ask, House, Line, PROMPT, Plan, Reply, Seen, Step, request, sse};
+use crate::support::{Ask, Line, PROMPT, Plan, Reply, Seen, Step, request, sse};
 
 /// Every member that is the gateway's, with a value that must not come through.
 fn crafted() -> Value {
@@ -48,10 +48,14 @@ async fn a_clients_hand_off_fields_never_reach_a_vllm_pair() {
         let tag = json!({"do_remote_decode": true, "do_remote_prefill": false});
         assert_eq!(prefill.json()["kv_transfer_params"], tag);
         assert_eq!(decode.json()["kv_transfer_params"]["remote_engine_id"], json!(engine));
-        assert!(prefill.json().get("bootstrap_room").is_none() && decode.json().get("bootstrap_room").is_none());
+        assert!(
+            prefill.json().get("bootstrap_room").is_none() && decode.json().get("bootstrap_room").is_none()
+        );
     }
     // The decode alone: several samples, one token, a stream option without a stream.
-    for members in [json!({"n": 2}), json!({"max_tokens": 1}), json!({"stream_options": {"include_usage": true}})] {
+    for members in
+        [json!({"n": 2}), json!({"max_tokens": 1}), json!({"stream_options": {"include_usage": true}})]
+    {
         Ask::chat(PROMPT, 8).with(crafted()).with(members).post(house.address).await;
         assert_clean(&house.taps[1].last());
         assert!(house.taps[1].last().json().get("kv_transfer_params").is_none());
@@ -131,7 +135,10 @@ async fn a_prefill_leg_of_vllm_asks_for_one_token_in_the_clients_spelling() {
     for gone in ["stream_options", "min_tokens", "max_completion_tokens"] {
         assert!(prefill.get(gone).is_none(), "{gone}: {prefill}");
     }
-    assert_eq!((&prefill["stream"], &prefill["max_tokens"], &prefill["n"]), (&json!(false), &json!(1), &json!(1)));
+    assert_eq!(
+        (&prefill["stream"], &prefill["max_tokens"], &prefill["n"]),
+        (&json!(false), &json!(1), &json!(1))
+    );
     for (key, value) in stream.as_object().unwrap() {
         assert_eq!(&decode[key], value);
     }
@@ -155,7 +162,11 @@ async fn what_a_prefill_returns_is_relayed_value_for_value() {
         r#"{{"do_remote_prefill":true, "do_remote_decode":false,"remote_engine_id":"e-1","remote_block_ids":[[{}]],"remote_host":"127.0.0.1","remote_port":5600,"x_new":{{"a":[1,{{"b":null}}],"f":0.10}}}}"#,
         ids.join(",")
     );
-    house.taps[0].script([Step::json(200, "", &format!(r#"{{"id":"p","kv_transfer_params":{params},"choices":[]}}"#))]);
+    house.taps[0].script([Step::json(
+        200,
+        "",
+        &format!(r#"{{"id":"p","kv_transfer_params":{params},"choices":[]}}"#),
+    )]);
     house.taps[1].script([Step::json(200, "", r#"{"id":"d"}"#)]);
     let reply = Ask::chat(PROMPT, 8).post(house.address).await;
     assert_eq!((reply.status, reply.text()), (200, r#"{"id":"d"}"#.to_owned()));
@@ -171,14 +182,19 @@ async fn ids_are_fresh_for_every_attempt_and_never_the_clients() {
         tap.script([Step::json(503, "", "{}")]);
     }
     let ask = Ask::chat(PROMPT, 8).with(json!({"rid": "same"}));
-    let both = [ask.post_with(house.address, &[("x-request-id", "same")]), ask.post_with(house.address, &[("x-request-id", "same")])];
+    let both = [
+        ask.post_with(house.address, &[("x-request-id", "same")]),
+        ask.post_with(house.address, &[("x-request-id", "same")]),
+    ];
     let [one, two] = both;
     let (one, two) = tokio::join!(one, two);
     for reply in [&one, &two] {
         ask.check(reply);
         assert_eq!(reply.header("x-request-id"), "same");
     }
-    let rooms = |seen: Vec<Seen>| seen.iter().map(|s| s.json()["bootstrap_room"].as_u64().unwrap()).collect::<Vec<_>>();
+    let rooms = |seen: Vec<Seen>| {
+        seen.iter().map(|s| s.json()["bootstrap_room"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
     let prefill: HashSet<u64> = rooms(house.taps[0].seen()).into_iter().collect();
     let decodes = [house.taps[1].seen(), house.taps[2].seen()].concat();
     let decode: HashSet<u64> = rooms(decodes.clone()).into_iter().collect();
@@ -189,7 +205,9 @@ async fn ids_are_fresh_for_every_attempt_and_never_the_clients() {
     let all = house.taps.iter().flat_map(|t| t.seen()).collect::<Vec<_>>();
     let ids: HashSet<String> = all.iter().map(|s| s.header("x-request-id").to_owned()).collect();
     assert_eq!(ids.len(), decode.len(), "one id for each attempt: {ids:?}");
-    assert!(!ids.contains("same") && !all.iter().any(|s| String::from_utf8_lossy(&s.body).contains("\"rid\"")));
+    assert!(
+        !ids.contains("same") && !all.iter().any(|s| String::from_utf8_lossy(&s.body).contains("\"rid\""))
+    );
     house.close().await;
 }
 
@@ -235,7 +253,10 @@ async fn keys_stay_where_they_belong() {
     for headers in [[("authorization", "Bearer gateway-key")], [("x-api-key", "gateway-key")]] {
         ask.check(&ask.post_with(house.address, &headers).await);
         let (prefill, decode) = (house.taps[0].last(), house.taps[1].last());
-        assert_eq!((prefill.header("authorization"), decode.header("authorization")), ("", "Bearer worker-key"));
+        assert_eq!(
+            (prefill.header("authorization"), decode.header("authorization")),
+            ("", "Bearer worker-key")
+        );
         for seen in [prefill, decode] {
             let leaked = seen.headers.values().any(|v| v.to_str().unwrap_or("").contains("gateway-key"));
             assert!(!leaked, "{:?}", seen.headers);
@@ -279,7 +300,9 @@ async fn only_known_headers_of_a_client_reach_the_engines() {
         let seen = tap.last();
         assert_eq!(seen.header("traceparent"), headers[0].1);
         assert_eq!(seen.header("x-correlation-id"), "corr");
-        for gone in ["connection", "x-secret", "cookie", "te", "accept-encoding", "expect", "transfer-encoding"] {
+        for gone in
+            ["connection", "x-secret", "cookie", "te", "accept-encoding", "expect", "transfer-encoding"]
+        {
             assert_eq!(seen.header(gone), "", "{gone}");
         }
         assert_eq!(format!("http://{}", seen.header("host")), house.url(at));
@@ -317,7 +340,8 @@ async fn a_redirect_is_not_followed_and_early_hints_are_skipped() {
     let reply = Ask::chat(PROMPT, 8).post(house.address).await;
     assert_eq!(reply.error(), (502, "prefill_upstream_error".into()));
     assert_eq!(reply.header("location"), "");
-    let mut steps = vec![Step::say("HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")];
+    let mut steps =
+        vec![Step::say("HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")];
     steps.extend(sse(&["data: {\"choices\":[]}\n\n", "data: [DONE]\n\n"]));
     steps.pop();
     steps.push(Step::say("0\r\nx-trailer: t\r\n\r\n"));

@@ -2,6 +2,10 @@
 //!
 //! Every test ends with [`support::House::close`]: all KV blocks free, all leases back, all gauges at zero.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::large_futures, reason = "the futures of tests are few")]
+
+mod edge;
 mod legs;
 mod serving;
 mod support;

@@ -3,7 +3,7 @@
 //!
 //! Nothing here sleeps for a length of time and hopes: what must come about is awaited with a bound.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 mod ask;
 mod client;

@@ -205,6 +205,11 @@ impl Engine {
         self.rooms.heard_from(at);
     }
 
+    /// The peer behind a link is gone: whoever sends it KV fails.
+    pub fn link_gone(&mut self, link: LinkId, now: Duration) {
+        self.lose_partners(link, now);
+    }
+
     /// A call could not be delivered, or the peer went away before it answered.
     pub fn unreachable(&mut self, to: &PeerAddr, call: &Call, now: Duration) {
         match call {

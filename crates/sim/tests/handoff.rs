@@ -92,3 +92,67 @@ async fn whole_engines_need_nobody() {
     let stats = fleet.settle().await;
     assert!(stats.all_free() && stats.handoffs.made == 0, "{stats:?}");
 }
+
+/// Older vLLM passes nothing on when the model ended by itself, and keeps nothing.
+#[tokio::test]
+async fn a_prefill_leg_that_ends_by_itself() {
+    for params_on_stop in [true, false] {
+        let fleet = Fleet::start(FleetSpec::pairs(Dialect::Vllm, 1, 0).with(|spec| {
+            spec.natural_tokens = Some(1);
+            spec.params_on_stop = params_on_stop;
+        }));
+        let fleet = fleet.await.unwrap();
+        let leg = json!({"model": "sim", "prompt": PROMPT, "max_tokens": 2,
+                         "kv_transfer_params": {"do_remote_decode": true}});
+        let reply = post(&fleet.prefill()[0], "/v1/completions", &leg).await.json();
+        assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+        assert_eq!(reply["kv_transfer_params"].is_object(), params_on_stop, "{reply}");
+        assert_eq!(fleet.settle().await.blocks.pinned, u64::from(params_on_stop));
+    }
+}
+
+/// Token ids that the prefill leg returned stand for the messages on the decode leg.
+#[tokio::test]
+async fn token_ids_are_handed_on() {
+    let fleet = Fleet::start(FleetSpec::pairs(Dialect::Vllm, 1, 1)).await.unwrap();
+    let messages = json!([{"role": "user", "content": PROMPT}]);
+    let leg = json!({"model": "sim", "messages": messages, "max_tokens": 1, "return_token_ids": true,
+                     "kv_transfer_params": {"do_remote_decode": true}});
+    let prefill = post(&fleet.prefill()[0], "/v1/chat/completions", &leg).await.json();
+    let params =
+        with(&prefill["kv_transfer_params"], json!({"prompt_token_ids": prefill["prompt_token_ids"]}));
+    let leg = json!({"model": "sim", "messages": [{"role": "user", "content": "something else"}], "max_tokens": 5,
+                     "kv_transfer_params": params});
+    let reply = post(&fleet.decode()[0], "/v1/chat/completions", &leg).await;
+    assert_eq!(reply.text(), expected_text(PromptId::of_chat(&messages), 5), "{}", reply.body);
+    let stats = fleet.settle().await;
+    assert!(stats.all_free() && stats.handoffs.right == 1, "{stats:?}");
+}
+
+/// The prompt's own log probabilities make a decode engine compute the prompt itself.
+#[tokio::test]
+async fn echo_with_logprobs_moves_nothing() {
+    let fleet = Fleet::start(FleetSpec::pairs(Dialect::Vllm, 1, 1)).await.unwrap();
+    let body = json!({"model": "sim", "prompt": PROMPT, "max_tokens": 2, "echo": true, "logprobs": 1});
+    let reply = vllm_pair(&fleet.prefill()[0], &fleet.decode()[0], "/v1/completions", &body).await;
+    assert_eq!(reply.text(), format!("{PROMPT}{}", expected_text(PromptId::of_text(PROMPT), 2)));
+    let stats = fleet.settle().await;
+    assert!(stats.all_free() && stats.tokens.transferred == 0 && stats.handoffs.right == 0, "{stats:?}");
+}
+
+#[tokio::test]
+async fn rooms_may_be_text_or_huge_and_a_fake_host_needs_nobody() {
+    let fleet = Fleet::start(FleetSpec::pairs(Dialect::Sglang, 1, 1)).await.unwrap();
+    let (p, d) = (&fleet.prefill()[0], &fleet.decode()[0]);
+    let body = json!({"model": "any", "prompt": PROMPT, "max_tokens": 3});
+    for room in [json!("12"), json!(9_223_372_036_854_775_808_u64)] {
+        let leg = with(&in_room(p, &body, 0), json!({"bootstrap_room": room}));
+        let (_, decode) = sglang_pair(p, d, "/v1/completions", &leg).await;
+        assert_eq!(decode.text(), expected_text(PromptId::of_text(PROMPT), 3), "{}", decode.body);
+    }
+    let warm = with(&in_room(p, &body, 5), json!({"bootstrap_host": "2.2.2.2"}));
+    assert_eq!(post(d, "/v1/completions", &warm).await.status, 200);
+    assert_eq!(post(p, "/v1/completions", &warm).await.status, 200);
+    let stats = fleet.settle().await;
+    assert!(stats.all_free() && stats.handoffs.made == 2, "{stats:?}");
+}

@@ -324,6 +324,38 @@ async fn closing_one_half_fails_the_other() {
     assert_eq!(stats.requests.aborted, 2, "{stats:?}");
 }
 
+/// A decode engine that is killed fails what the prefill engine computes for it, and keeps a vLLM lease running.
+#[tokio::test]
+async fn a_killed_decode_engine_is_noticed() {
+    let (fleet, p, d) = pair(Dialect::Sglang, |spec| spec.time_scale = 20.0).await;
+    let leg = in_room(&p, &body(&prompt("Long")), 1);
+    let lost = tokio::spawn({
+        let (addr, leg) = (d.addr(), request(PATH, &leg));
+        async move { send(addr, leg).await.is_err() }
+    });
+    let stay = tokio::spawn({
+        let (addr, leg) = (p.addr(), request(PATH, &leg));
+        async move { send(addr, leg).await.unwrap() }
+    });
+    until(&fleet, |stats| stats.handoffs.made == 1).await;
+    d.kill().await;
+    let reply = stay.await.unwrap();
+    assert!(reply.status == 500 && reply.message().starts_with("Prefill transfer failed"), "{}", reply.body);
+    assert!(lost.await.unwrap());
+    until(&fleet, |stats| stats.idle() && stats.all_free()).await;
+
+    let (fleet, p, d) = pair(Dialect::Vllm, |spec| spec.timeout_scale = 0.02).await;
+    let params = vllm_prefill(&p, PATH, &body("one")).await;
+    d.kill().await;
+    assert!(
+        send(d.addr(), request(PATH, &with(&body("one"), json!({"kv_transfer_params": params}))))
+            .await
+            .is_err()
+    );
+    assert_eq!(p.stats().blocks.pinned, 1);
+    until(&fleet, |stats| stats.handoffs.expired == 1 && stats.all_free()).await;
+}
+
 #[tokio::test]
 async fn abort_request_ends_by_prefix() {
     let (fleet, _p, _d) = pair(Dialect::Sglang, |_| {}).await;

@@ -192,6 +192,10 @@ async fn sglang_refuses_in_its_own_words() {
             let reply = post(engine, case.path, &with(&base, case.more.clone())).await;
             assert_eq!((reply.status, reply.json()), (case.status, case.body.clone()), "{}", case.what);
         }
+        let ranked = post_with(engine, completions, &base, &[("x-data-parallel-rank", "x")]).await;
+        assert_eq!(ranked.message(), "Invalid X-Data-Parallel-Rank header: must be an integer, got 'x'");
+        let ranked = post(engine, completions, &with(&base, json!({"routed_dp_rank": 3}))).await;
+        assert_eq!((ranked.status, ranked.message().as_str()), (400, "routed_dp_rank=3 out of range [0, 1)"));
         let huge = with(&base, json!({"bootstrap_room": 18_446_744_073_709_551_616.0_f64}));
         let reply = post(engine, completions, &huge).await;
         assert_eq!(
@@ -236,6 +240,7 @@ async fn what_is_not_json_and_what_is_not_there() {
     let reply = post(engine, "/v1/completions", &json!({"model": "tiny"})).await;
     assert!(reply.message().contains("'type': 'missing', 'loc': 'body.prompt'"), "{}", reply.body);
     assert_eq!(post(engine, "/generate", &json!({})).await.status, 404);
+    assert_eq!(post(engine, "/inference/v1/generate", &json!({"token_ids": [1]})).await.status, 403);
     let wrong = post_with(engine, "/v1/completions", &json!({}), &[("x-sim-fault", "kind=nonsense")]).await;
     assert_eq!(wrong.status, 400);
     assert_eq!(engine.role(), Role::Whole);

@@ -247,7 +247,9 @@ impl Engine {
         if let Part::Pull(RemoteKv { engine: Some(engine), .. }) = &seq.ask.part {
             self.nixl.known.insert(engine.clone());
         }
-        let at = self.transfer_end(tokens, now);
+        // Whole blocks move, also a last one that is partly filled.
+        let blocks = u32::try_from(contents.len()).unwrap_or(u32::MAX);
+        let at = self.transfer_end(blocks.saturating_mul(self.spec.block_size), now);
         if at <= now {
             self.transfer_arrived(id, now);
         } else {

@@ -198,6 +198,25 @@ impl Engine {
         }
     }
 
+    /// A decode engine is gone: what was computed for it, or is under way to it, fails.
+    pub(super) fn lose_partners(&mut self, link: u64, now: Duration) {
+        let rooms = self.rooms.early.iter().filter(|(_, early)| early.partner.link == link);
+        for room in rooms.map(|(room, _)| *room).collect::<Vec<_>>() {
+            if let Some(early) = self.rooms.early.remove(&room) {
+                self.timers.cancel(Some(early.timer));
+            }
+        }
+        let sending =
+            self.seqs.iter().filter(|(_, seq)| seq.partner.is_some_and(|partner| partner.link == link));
+        for id in sending.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.counters.handoffs.failed += 1;
+            self.counters.failed_transfers += 1;
+            let why = format!("Failed to send kv chunk of {}", self.room_of(id));
+            let message = self.prefill_failure(id, "Prefill transfer failed", &why);
+            self.end(id, Finish::Failed { message, status: 500 }, now);
+        }
+    }
+
     /// Tells the decode side that this half is lost.
     pub(super) fn fail_partner(&mut self, id: SeqId, why: &str) {
         let Some(partner) = self.seqs.get_mut(&id).and_then(|seq| seq.partner.take()) else { return };

@@ -30,6 +30,15 @@ enum Link {
     Call(oneshot::Sender<Answer>),
 }
 
+impl Link {
+    fn node(&self) -> Option<Arc<Node>> {
+        match self {
+            Self::Node(node) => node.upgrade(),
+            Self::Call(_) => None,
+        }
+    }
+}
+
 impl Fabric {
     #[must_use]
     pub fn new() -> Arc<Self> {
@@ -62,10 +71,16 @@ impl Fabric {
         lock(&self.listening).insert(at, Arc::downgrade(node));
     }
 
-    /// Takes a node out: nobody reaches it any more.
+    /// Takes a node out, as its death does: nobody reaches it any more, it reaches nobody, and its peers notice.
     pub(crate) fn detach(&self, node: &Arc<Node>) {
+        node.cut_off();
         self.forget_link(node.link);
+        self.joins.drop_all(node.link);
         lock(&self.listening).retain(|_, other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(node)));
+        let peers: Vec<Arc<Node>> = lock(&self.links).values().filter_map(Link::node).collect();
+        for peer in peers {
+            peer.with(|engine, now| engine.link_gone(node.link, now));
+        }
     }
 
     pub(crate) fn send(&self, from: &Arc<Node>, to: PeerAddr, call: Call) {

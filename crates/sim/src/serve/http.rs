@@ -176,7 +176,7 @@ impl Call<'_> {
                 (parsed.wish, parsed.asks, parsed.return_token_ids)
             }
             Dialect::Sglang => {
-                let parsed = sglang::parse(self.api, &body, spec)?;
+                let parsed = sglang::parse(self.api, &body, self.head, spec)?;
                 (parsed.wish, parsed.asks, false)
             }
         };

@@ -35,6 +35,7 @@ pub(crate) async fn answer(
         (Dialect::Vllm, "GET", "/load") => {
             json_answer(&json!({"server_load": server.open.load(std::sync::atomic::Ordering::Relaxed)}))
         }
+        (Dialect::Vllm, "POST", "/inference/v1/generate") => scale_out_disabled(),
         (_, "POST", "/tokenize") => tokenize(&seat.spec, body).await,
         (Dialect::Sglang, "GET", "/server_info" | "/get_server_info") => {
             json_answer(&server_info(seat, node))
@@ -48,6 +49,15 @@ pub(crate) async fn answer(
         }
         _ => respond(404, "application/json", r#"{"detail":"Not Found"}"#.into()),
     }
+}
+
+/// Token-in endpoints need `--enable-scale-out`.
+fn scale_out_disabled() -> Response<Body> {
+    let message =
+        "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.";
+    let kind = "PermissionDeniedError";
+    let refusal = Refusal { status: 403, message: message.into(), kind, param: None, schema: false };
+    respond(403, "application/json", refusal.body(Shape::Vllm))
 }
 
 fn json_answer(value: &Value) -> Response<Body> {

@@ -27,6 +27,8 @@ pub struct Node {
     pub link: LinkId,
     fabric: Arc<Fabric>,
     died: AtomicBool,
+    /// It was killed: it tells nobody anything any more.
+    cut_off: AtomicBool,
     /// Told when the engine core dies.
     pub death: Notify,
     /// Told whenever a sequence ends.
@@ -127,6 +129,7 @@ impl Node {
             link,
             fabric: fabric.clone(),
             died: AtomicBool::new(false),
+            cut_off: AtomicBool::new(false),
             death: Notify::new(),
             ended,
             loopback,
@@ -253,7 +256,15 @@ impl Node {
         messages
     }
 
+    /// From now on nothing goes out, as from a process that was killed.
+    pub fn cut_off(&self) {
+        self.cut_off.store(true, Ordering::Release);
+    }
+
     fn pass_on(self: &Arc<Self>, message: Output) {
+        if self.cut_off.load(Ordering::Acquire) {
+            return;
+        }
         match message {
             Output::Send { to, call } => self.fabric.send(self, to, call),
             Output::Reply { link, answer } => self.fabric.reply(link, answer),

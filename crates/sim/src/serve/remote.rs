@@ -77,6 +77,18 @@ pub(crate) struct Joins {
     open: Mutex<HashMap<(u64, SeqId), AbortHandle>>,
 }
 
+impl Joins {
+    /// The engine behind a link is gone, and with it its connections.
+    pub fn drop_all(&self, link: u64) {
+        lock(&self.open).retain(|(from, _), join| {
+            if *from == link {
+                join.abort();
+            }
+            *from != link
+        });
+    }
+}
+
 /// Why a call came to nothing. The engine is told that the peer is unreachable; the reason is for nobody.
 struct Unreachable;
 

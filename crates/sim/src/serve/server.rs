@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use crate::engine::Engine;
@@ -21,6 +21,8 @@ use crate::serve::{http, side};
 
 /// How often a restart tries to get its ports back, and how long it waits in between.
 const BIND_TRIES: u32 = 100;
+/// Most connections at once on each port.
+const MOST_CONNECTIONS: usize = 16_384;
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// Where an engine listens. Port 0 is any free one; a restart keeps the ports that were given.
@@ -400,10 +402,16 @@ where
     F: Fn(tokio::net::TcpStream, watch::Receiver<Orders>) -> S,
     S: Future<Output = ()> + Send + 'static,
 {
+    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(serve(stream, orders.clone()));
+                let served = serve(stream, orders.clone());
+                tokio::spawn(async move {
+                    served.await;
+                    drop(slot);
+                });
             }
             // Out of sockets: let some go first.
             Err(_) => tokio::time::sleep(BIND_PAUSE).await,

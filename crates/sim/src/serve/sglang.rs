@@ -4,6 +4,7 @@
 //! and rooms go with lists of prompts, one room numbers a list's prompts upwards, and the choices of one prompt share
 //! its room (which stalls them, as in the engine).
 
+use http::HeaderMap;
 use serde_json::{Map, Value};
 
 use crate::engine::message::PeerAddr;
@@ -43,8 +44,14 @@ struct Fields {
 }
 
 /// Reads a request to one of SGLang's generating endpoints.
-pub fn parse(api: Api, body: &Map<String, Value>, spec: &EngineSpec) -> Result<Parsed, Refusal> {
+pub fn parse(
+    api: Api,
+    body: &Map<String, Value>,
+    head: &HeaderMap,
+    spec: &EngineSpec,
+) -> Result<Parsed, Refusal> {
     let members = Members { dialect: Dialect::Sglang, body };
+    check_rank(&members, head)?;
     let fields = if api == Api::Generate {
         native_fields(&members, spec)?
     } else {
@@ -67,6 +74,23 @@ pub fn parse(api: Api, body: &Map<String, Value>, spec: &EngineSpec) -> Result<P
     let wish = make_wish(api, fields, (prompts, listed), spec, &rids);
     let asks = make_asks(&wish, &rids, &rooms, spec)?;
     Ok(Parsed { wish, asks })
+}
+
+/// There is one data-parallel rank. The header is stronger than the body.
+fn check_rank(members: &Members<'_>, head: &HeaderMap) -> Result<(), Refusal> {
+    let rank = match head.get("x-data-parallel-rank").map(|rank| rank.to_str().unwrap_or("")) {
+        Some(text) => Some(text.trim().parse::<i64>().map_err(|_| {
+            let message = format!("Invalid X-Data-Parallel-Rank header: must be an integer, got '{text}'");
+            Refusal::bad(message, None)
+        })?),
+        None => members.int("routed_dp_rank")?.or(members.int("data_parallel_rank")?),
+    };
+    match rank {
+        Some(rank) if rank != 0 => {
+            Err(Refusal::bad(format!("routed_dp_rank={rank} out of range [0, 1)"), None))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn openai_fields(api: Api, members: &Members<'_>, spec: &EngineSpec) -> Result<Fields, Refusal> {

@@ -11,174 +11,19 @@
 //! - a decode leg is never sent on a hand-off that is dead or not there yet;
 //! - the client is answered at most once, and nothing is retried once it was.
 
-use smallvec::SmallVec;
+mod course;
+mod event;
+
+pub use course::{Abort, Course, Leg, Order, Start};
+pub use event::{Action, Actions, Event, Failure, Handed, Outcome};
+
+use course::NOWHERE;
 
 use crate::breaker::Verdict;
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::retry::{Decision, RetryRule};
 use crate::time::Duration;
-
-/// A leg's place in the plan. The one leg of a single plan sits in the place of the decode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Leg {
-    Prefill,
-    Decode,
-}
-
-/// In which order legs are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// One leg.
-    Single,
-    /// Prefill, and when it has answered, decode.
-    InTurn,
-    /// Both at once.
-    Together,
-}
-
-/// When the client's answer begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Start {
-    /// On the decode's response head.
-    DecodeHead,
-    /// On both response heads: a prefill that refuses can still be told as what it is.
-    BothHeads,
-    /// On the decode's head once the prefill's answer has ended.
-    PrefillEnd,
-}
-
-/// What to do with a leg that is not wanted any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Abort {
-    /// Close its connection: the engine takes that as an abort.
-    Cancel,
-    /// Let it finish in the background, within a limit.
-    Detach,
-}
-
-/// The part of a plan that steers the exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Course {
-    pub order: Order,
-    pub start: Start,
-    /// A prefill leg in flight when the exchange ends before the answer began.
-    pub prefill_abort: Abort,
-    /// Between prefill's answer and decode's the KV is held for a decode that only the gateway can send:
-    /// if that will not happen, a throw-away decode consumes it (design: *release*).
-    pub release: bool,
-    /// The answering worker runs both phases.
-    pub whole: bool,
-}
-
-impl Course {
-    pub const fn name(&self, leg: Leg) -> LegName {
-        match leg {
-            Leg::Prefill => LegName::Prefill,
-            Leg::Decode if self.whole => LegName::Whole,
-            Leg::Decode => LegName::Decode,
-        }
-    }
-}
-
-/// What the prefill's answer was worth.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Handed {
-    /// It handed KV over; the decode leg can be told.
-    Over,
-    /// There is nothing to hand over; the decode computes the prompt itself.
-    Nothing,
-    /// The hand-off cannot be used and the decode must not be asked.
-    Dead(Fault),
-}
-
-/// A leg failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub leg: Leg,
-    pub fault: Fault,
-    /// The engine may have got the request.
-    pub delivered: bool,
-}
-
-/// What happened. Legs are those of the attempt under way: what an earlier one still had to say must not
-/// be reported.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// The request was admitted.
-    Begin,
-    /// Workers were chosen and their leases taken.
-    Placed(Course),
-    Unplaced(Fault),
-    /// A 2xx response head came.
-    Head(Leg),
-    /// The prefill leg of a plan in turn has answered in full.
-    Answered(Handed),
-    /// A leg's body ended as it should: the decode's after `Start`, the prefill's of a plan that sends both.
-    Ended(Leg),
-    Failed(Failure),
-    ClientGone,
-    /// The request's time is over.
-    Deadline,
-    /// The gateway stops now.
-    Drain,
-    /// The wait before another attempt is over.
-    Resume,
-}
-
-/// What the driver does next.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Choose workers and make a plan; report `Placed` or `Unplaced`.
-    Place,
-    Send(Leg),
-    Cancel(Leg),
-    /// Drain the leg in the background; its lease goes along.
-    Detach(Leg),
-    /// Consume the handed-over KV by a throw-away decode in the background.
-    Release,
-    /// What the leg says about its worker.
-    Judge(Leg, Verdict),
-    /// Give the leg's lease back.
-    Free(Leg),
-    /// Give the client the decode's head, then its body as it comes.
-    Start,
-    /// Answer the client with the fault.
-    Fail(Fault),
-    /// End the begun answer with the fault.
-    Cut(Fault),
-    /// Wait, then report `Resume`.
-    Wait(Duration),
-    /// Write the record. Nothing comes after it.
-    Settle(Outcome),
-}
-
-/// How an exchange ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Outcome {
-    Served,
-    /// Answered with an error.
-    #[default]
-    Failed,
-    /// The answer had begun and was cut.
-    Cut,
-    ClientGone,
-}
-
-impl Outcome {
-    pub const ALL: [Outcome; 4] = [Outcome::Served, Outcome::Failed, Outcome::Cut, Outcome::ClientGone];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Outcome::Served => "served",
-            Outcome::Failed => "failed",
-            Outcome::Cut => "cut",
-            Outcome::ClientGone => "client_gone",
-        }
-    }
-}
-
-pub type Actions = SmallVec<[Action; 6]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
@@ -214,14 +59,6 @@ pub struct Exchange {
     /// What the attempt before failed with: told if no worker is left to try.
     last: Option<Fault>,
 }
-
-const NOWHERE: Course = Course {
-    order: Order::Single,
-    start: Start::DecodeHead,
-    prefill_abort: Abort::Cancel,
-    release: false,
-    whole: false,
-};
 
 impl Exchange {
     pub fn new(retry: RetryRule, timeout: Duration) -> Exchange {
@@ -329,25 +166,32 @@ impl Exchange {
     }
 
     fn answered(&mut self, handed: Handed, dice: &mut Dice, todo: &mut Actions) {
-        if self.course.order != Order::InTurn || !self.in_flight(Leg::Prefill) {
+        if !self.course.awaits_answer() || !self.in_flight(Leg::Prefill) {
             return;
         }
-        match handed {
-            Handed::Dead(fault) => {
-                self.failed(Failure { leg: Leg::Prefill, fault, delivered: true }, dice, todo);
+        if let Handed::Dead(fault) = handed {
+            return self.failed(Failure { leg: Leg::Prefill, fault, delivered: true }, dice, todo);
+        }
+        self.close(Leg::Prefill, Verdict::Good, todo);
+        match self.course.order {
+            _ if handed == Handed::Final => {
+                self.drop_legs(todo);
+                todo.push(Action::Tell);
+                self.settle(Outcome::Served, todo);
             }
-            Handed::Over | Handed::Nothing => {
+            Order::InTurn => {
                 self.handed = handed == Handed::Over && self.course.release;
-                self.close(Leg::Prefill, Verdict::Good, todo);
                 self.decode = LegState::Sent;
                 todo.push(Action::Send(Leg::Decode));
             }
+            _ => self.try_start(todo),
         }
     }
 
     fn ended(&mut self, leg: Leg, todo: &mut Actions) {
-        // In turn a prefill ends with `Answered`, which says what it was worth.
-        if leg == Leg::Prefill && self.course.order == Order::Together && self.in_flight(leg) {
+        // A prefill whose answer counts ends with `Answered`, which says what it was worth.
+        let counts = leg == Leg::Prefill && self.course.awaits_answer();
+        if leg == Leg::Prefill && !counts && self.in_flight(leg) {
             self.close(Leg::Prefill, Verdict::Good, todo);
             self.try_start(todo);
         }
@@ -355,6 +199,7 @@ impl Exchange {
 
     fn try_start(&mut self, todo: &mut Actions) {
         let prefill_ready = match (self.course.order, self.course.start) {
+            (Order::Together, _) if self.course.reads_prefill => self.prefill == LegState::Over,
             (Order::Together, Start::BothHeads) => matches!(self.prefill, LegState::Head | LegState::Over),
             (Order::Together, Start::PrefillEnd) => self.prefill == LegState::Over,
             _ => true,
@@ -507,6 +352,7 @@ mod tests {
         start: Start::DecodeHead,
         prefill_abort: Abort::Cancel,
         release: true,
+        reads_prefill: false,
         whole: false,
     };
     pub(crate) const TOGETHER: Course = Course {
@@ -514,6 +360,7 @@ mod tests {
         start: Start::BothHeads,
         prefill_abort: Abort::Cancel,
         release: false,
+        reads_prefill: false,
         whole: false,
     };
 

@@ -28,6 +28,7 @@ pub(super) const IN_TURN: Course = Course {
     start: Start::DecodeHead,
     prefill_abort: Abort::Cancel,
     release: true,
+    reads_prefill: false,
     whole: false,
 };
 

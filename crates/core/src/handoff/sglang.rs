@@ -26,6 +26,7 @@ const TOGETHER: Course = Course {
     start: Start::BothHeads,
     prefill_abort: Abort::Cancel,
     release: false,
+    reads_prefill: false,
     whole: false,
 };
 

@@ -81,7 +81,7 @@ fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
 }
 
 fn say(plan: &Plan) -> String {
-    let Course { order, start, prefill_abort, release, whole } = plan.course;
+    let Course { order, start, prefill_abort, release, reads_prefill, whole } = plan.course;
     let order = match (order, whole) {
         (Order::Single, true) => "one leg",
         (Order::Single, false) => "decode only",
@@ -89,6 +89,7 @@ fn say(plan: &Plan) -> String {
         (Order::Together, _) => "together",
     };
     let start = match start {
+        _ if reads_prefill => "starts when the prefill's answer has passed",
         Start::DecodeHead => "starts on the decode's head",
         Start::BothHeads => "starts on both heads",
         Start::PrefillEnd => "starts on the prefill's end",

@@ -8,7 +8,9 @@ use baton_core::exchange::{
 };
 use baton_core::time::Duration;
 
-use crate::walk::{DECODE_ONLY, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END, WHOLE, walk};
+use crate::walk::{
+    DECODE_ONLY, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_READ, TOGETHER_TO_END, WHOLE, walk,
+};
 use crate::world::Bend;
 
 /// What such an exchange does wrong, how, and what the walk has to say about it.
@@ -24,6 +26,7 @@ const COURSES: &[Course] = &[
     IN_TURN_FREE,
     TOGETHER,
     TOGETHER_TO_END,
+    TOGETHER_READ,
     Course { prefill_abort: Abort::Detach, ..TOGETHER },
 ];
 
@@ -113,7 +116,7 @@ const VERDICTS: [Says; 4] = [
     ),
 ];
 
-const ENDS: [Says; 9] = [
+const ENDS: [Says; 12] = [
     ("settles twice", |_, a| doubled(a, |a| matches!(a, Action::Settle(_))), "comes after Settle"),
     ("settles first", |_, a| a.into_iter().rev().collect(), "Decode still has its lease"),
     ("never settles", |_, a| without(a, |a| matches!(a, Action::Settle(_))), "it is not settled"),
@@ -129,6 +132,20 @@ const ENDS: [Says; 9] = [
     ),
     ("answers nothing", |_, a| without(a, |a| matches!(a, Action::Fail(_))), "settled on"),
     ("starts twice", |_, a| doubled(a, |a| matches!(a, Action::Start)), "started after Started"),
+    ("gives the prefill's answer twice", |_, a| doubled(a, |a| *a == Action::Tell), "told the client twice"),
+    (
+        "keeps the prefill's answer to itself",
+        |_, a| without(a, |a| *a == Action::Tell),
+        "settled on Answered(Final)",
+    ),
+    (
+        "gives an answer that was not the last word",
+        |e, a| match e {
+            Event::Answered(Handed::Nothing) if !a.is_empty() => with(a, Action::Tell, true),
+            _ => a,
+        },
+        "told an answer that is Alive",
+    ),
     (
         "fails an answer that had begun",
         |_, a| {
@@ -286,7 +303,7 @@ const RETRIES: [Says; 4] = [
     ),
 ];
 
-const EARS: [Hears; 7] = [
+const EARS: [Hears; 10] = [
     (
         "starts on the decode's head alone",
         |e| match e {
@@ -310,6 +327,30 @@ const EARS: [Hears; 7] = [
             e => e,
         },
         "Prefill judged Good, should be Bad",
+    ),
+    (
+        "asks the decode when the prefill had the last word",
+        |e| match e {
+            Event::Answered(Handed::Final) => Event::Answered(Handed::Over),
+            e => e,
+        },
+        "decode is sent on a hand-off that is Ended, Final",
+    ),
+    (
+        "does not wait for an answer that it should read",
+        |e| match e {
+            Event::Placed(c) => Event::Placed(Course { reads_prefill: false, ..c }),
+            e => e,
+        },
+        "does not fit and still led to",
+    ),
+    (
+        "takes the end of a prefill for its answer",
+        |e| match e {
+            Event::Ended(Leg::Prefill) => Event::Answered(Handed::Over),
+            e => e,
+        },
+        "does not fit and still led to",
     ),
     (
         "takes KV that was handed over for none",

@@ -14,7 +14,7 @@ use baton_core::handoff::{Pair, plan};
 use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 
-use crate::walk::WHOLE;
+use crate::walk::{IN_TURN_FREE, TOGETHER_READ, WHOLE};
 use crate::world::{Bend, Subject, World};
 
 /// One exchange, told line by line.
@@ -50,6 +50,7 @@ impl Telling {
             ["unplaced"] => Event::Unplaced(Fault::NoWorker { leg: LegName::Decode, registered: true }),
             ["head", leg] => Event::Head(self.leg(leg).0),
             ["answered", "over"] => Event::Answered(Handed::Over),
+            ["answered", "final"] => Event::Answered(Handed::Final),
             ["answered", "nothing"] => Event::Answered(Handed::Nothing),
             ["answered", "dead"] => Event::Answered(Handed::Dead(Fault::Broken {
                 leg: LegName::Prefill,
@@ -127,6 +128,7 @@ fn say(action: &Action) -> String {
         }
         Action::Free(leg) => format!("free {}", name(leg)),
         Action::Start => "start".to_owned(),
+        Action::Tell => "tell".to_owned(),
         Action::Fail(fault) => format!("fail {} {}", fault.status(), fault.code()),
         Action::Cut(fault) => format!("cut {}", fault.code()),
         Action::Wait(wait) => format!("wait {wait:?}"),
@@ -136,6 +138,11 @@ fn say(action: &Action) -> String {
 
 /// The steering part of the plan that a hand-off makes for such a request.
 pub fn course(request: &str) -> Course {
+    match request {
+        "context-first" => return IN_TURN_FREE,
+        "read" => return TOGETHER_READ,
+        _ => {}
+    }
     let (engine, connector, body) = match request {
         "nixl" => (Engine::Vllm, Some("NixlConnector"), r#"{"max_tokens":16}"#),
         "decode-only" => (Engine::Vllm, Some("NixlConnector"), r#"{"n":2}"#),

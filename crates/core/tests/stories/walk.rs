@@ -106,7 +106,7 @@ impl Walk {
 }
 
 const fn course(order: Order, start: Start, prefill_abort: Abort, release: bool) -> Course {
-    Course { order, start, prefill_abort, release, whole: false }
+    Course { order, start, prefill_abort, release, reads_prefill: false, whole: false }
 }
 
 pub const DECODE_ONLY: Course = course(Order::Single, Start::DecodeHead, Abort::Cancel, false);
@@ -115,9 +115,13 @@ pub const IN_TURN: Course = course(Order::InTurn, Start::DecodeHead, Abort::Canc
 pub const IN_TURN_FREE: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, false);
 pub const TOGETHER: Course = course(Order::Together, Start::BothHeads, Abort::Cancel, false);
 pub const TOGETHER_TO_END: Course = course(Order::Together, Start::PrefillEnd, Abort::Cancel, false);
+pub const TOGETHER_READ: Course = Course { reads_prefill: true, ..TOGETHER_TO_END };
+
+const ANY: [Course; 7] =
+    [DECODE_ONLY, WHOLE, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END, TOGETHER_READ];
 
 /// Every kind of plan that the types allow, by name.
-const KINDS: [(&str, &[Course]); 14] = [
+const KINDS: [(&str, &[Course]); 18] = [
     ("decode only", &[DECODE_ONLY]),
     ("whole", &[WHOLE]),
     ("in turn, release", &[IN_TURN]),
@@ -130,7 +134,11 @@ const KINDS: [(&str, &[Course]); 14] = [
     ("together, both heads, detach", &[course(Order::Together, Start::BothHeads, Abort::Detach, false)]),
     ("together, prefill end", &[TOGETHER_TO_END]),
     ("together, prefill end, detach", &[course(Order::Together, Start::PrefillEnd, Abort::Detach, false)]),
-    ("as planned today, any", &[DECODE_ONLY, WHOLE, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END]),
+    ("together, read", &[TOGETHER_READ]),
+    ("together, read, detach", &[Course { prefill_abort: Abort::Detach, ..TOGETHER_READ }]),
+    ("together, read, decode head", &[Course { start: Start::DecodeHead, ..TOGETHER_READ }]),
+    ("together, read, both heads", &[Course { start: Start::BothHeads, ..TOGETHER_READ }]),
+    ("as planned today, any", &ANY),
     ("in turn, then together", &[IN_TURN, TOGETHER]),
 ];
 
@@ -156,18 +164,18 @@ fn every_order_of_events_keeps_the_rules() {
         whole                          1     11      21   4                 18
         whole                          2     56     117   7                118
         whole                          3     93     213  10                618
-        in turn, release               1     24      56   6                 75
-        in turn, release               2    289     691  11               2231
-        in turn, release               3    508    1326  16              62599
-        in turn, release, detach       1     25      56   6                 75
-        in turn, release, detach       2    305     691  11               2231
-        in turn, release, detach       3    539    1326  16              62599
-        in turn                        1     16      41   6                 75
-        in turn                        2    179     481  11               2231
-        in turn                        3    314     921  16              62599
-        in turn, detach                1     17      41   6                 75
-        in turn, detach                2    195     481  11               2231
-        in turn, detach                3    345     921  16              62599
+        in turn, release               1     25      58   6                 77
+        in turn, release               2    300     713  11               2289
+        in turn, release               3    529    1368  16              64225
+        in turn, release, detach       1     26      58   6                 77
+        in turn, release, detach       2    316     713  11               2289
+        in turn, release, detach       3    560    1368  16              64225
+        in turn                        1     17      43   6                 77
+        in turn                        2    190     503  11               2289
+        in turn                        3    335     963  16              64225
+        in turn, detach                1     18      43   6                 77
+        in turn, detach                2    206     503  11               2289
+        in turn, detach                3    366     963  16              64225
         together, decode head          1     19      55   6                 53
         together, decode head          2    208     613  11               1208
         together, decode head          3    371    1171  16              25463
@@ -186,19 +194,31 @@ fn every_order_of_events_keeps_the_rules() {
         together, prefill end, detach  1     18      67   6                 73
         together, prefill end, detach  2    222     803  11               2398
         together, prefill end, detach  3    398    1539  16              74473
-        as planned today, any          1     79     247   6                302
-        as planned today, any          2   1462    4641  11              37998
-        as planned today, any          3   2684    9035  16            4712302
-        in turn, then together         1     40     117   6                134
-        in turn, then together         2    559    1617  11               7614
-        in turn, then together         3   1002    3117  16             419014
+        together, read                 1     19      81   6                145
+        together, read                 2    247    1041  11               7642
+        together, read                 3    436    2001  16             389989
+        together, read, detach         1     20      81   6                145
+        together, read, detach         2    265    1041  11               7642
+        together, read, detach         3    471    2001  16             389989
+        together, read, decode head    1     19      81   6                145
+        together, read, decode head    2    247    1041  11               7642
+        together, read, decode head    3    436    2001  16             389989
+        together, read, both heads     1     19      81   6                145
+        together, read, both heads     2    247    1041  11               7642
+        together, read, both heads     3    436    2001  16             389989
+        as planned today, any          1     96     327   6                447
+        as planned today, any          2   1797    6192  11              79022
+        as planned today, any          3   3294   12057  16           13829647
+        in turn, then together         1     41     119   6                136
+        in turn, then together         2    571    1641  11               7726
+        in turn, then together         3   1025    3163  16             425176
     "#]]
     .assert_eq(&table);
 }
 
 #[test]
 fn states_that_look_the_same_have_the_same_future() {
-    for (name, courses) in &KINDS[..12] {
+    for (name, courses) in &KINDS[..16] {
         let start = (Subject::new(rule(2), Bend::Straight), World::new(courses, 2));
         let mut blind = Walk { blindly: true, ..Walk::default() };
         let all = blind.visit(&start.0, &start.1).map(|tally| (tally.orders, tally.longest)).unwrap();

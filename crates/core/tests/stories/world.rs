@@ -87,15 +87,19 @@ enum Owed {
 enum Told {
     Nothing,
     Started,
+    /// The client has the prefill's answer.
+    Given,
     Failed,
     Cut,
 }
 
-/// What a prefill in turn said last.
+/// What a prefill whose answer counts said last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     None,
     Alive,
+    /// That was all: there is nothing left for a decode to do.
+    Final,
     Dead,
 }
 
@@ -173,6 +177,11 @@ impl World {
         self.course.is_some_and(|c| c.order == order)
     }
 
+    /// The prefill's answer is read, and ends the leg.
+    fn reads_prefill(&self) -> bool {
+        self.is(Order::InTurn) || (self.is(Order::Together) && self.course.is_some_and(|c| c.reads_prefill))
+    }
+
     /// Events that come by themselves: if none is left, the exchange must have settled.
     pub fn natural(&self) -> Vec<Event> {
         let mut events = match self.owed {
@@ -193,7 +202,7 @@ impl World {
     }
 
     fn of_leg(&self, leg: Leg) -> Vec<Event> {
-        let in_turn = self.is(Order::InTurn) && leg == Leg::Prefill;
+        let read = leg == Leg::Prefill && self.reads_prefill();
         let name = self.course.map_or(LegName::Decode, |c| c.name(leg));
         let broken = Fault::Broken { leg: name, cause: "reset".into() };
         let mut events = vec![];
@@ -204,7 +213,7 @@ impl World {
                 let lost = Fault::Unreachable { leg: name, cause: "refused".into() };
                 events.extend([true, false].map(|delivered| failed(leg, lost.clone(), delivered)));
             }
-            At::Head if leg == Leg::Prefill && !in_turn => {
+            At::Head if leg == Leg::Prefill && !read => {
                 events.extend([Event::Ended(leg), failed(leg, broken, true)]);
             }
             At::Head if leg == Leg::Decode && self.told == Told::Started => {
@@ -213,10 +222,11 @@ impl World {
             At::Head => events.push(failed(leg, broken, true)),
             _ => {}
         }
-        // Whether a driver reports the head of a prefill in turn is its own affair.
-        if in_turn && self.in_flight(leg) {
+        // Whether a driver reports the head of a prefill that it reads is its own affair.
+        if read && self.in_flight(leg) {
             let dead = Fault::Broken { leg: LegName::Prefill, cause: "no hand-off in the answer".into() };
-            events.extend([Handed::Over, Handed::Nothing, Handed::Dead(dead)].map(Event::Answered));
+            let all = [Handed::Over, Handed::Nothing, Handed::Final, Handed::Dead(dead)];
+            events.extend(all.map(Event::Answered));
         }
         events
     }
@@ -237,8 +247,8 @@ impl World {
                 Event::Resume => self.owed == Owed::Resume,
                 Event::Placed(_) | Event::Unplaced(_) => self.owed == Owed::Placement,
                 Event::Head(leg) => self.at(*leg) == At::Sent,
-                Event::Answered(_) => self.is(Order::InTurn) && self.in_flight(Leg::Prefill),
-                Event::Ended(Leg::Prefill) => self.is(Order::Together) && self.in_flight(Leg::Prefill),
+                Event::Answered(_) => self.reads_prefill() && self.in_flight(Leg::Prefill),
+                Event::Ended(Leg::Prefill) => !self.reads_prefill() && self.in_flight(Leg::Prefill),
                 Event::Ended(Leg::Decode) => self.told == Told::Started && self.in_flight(Leg::Decode),
                 Event::Failed(f) => self.in_flight(f.leg),
                 Event::ClientGone | Event::Deadline | Event::Drain => self.owed != Owed::Begin,
@@ -253,7 +263,7 @@ impl World {
         let mut all =
             vec![Event::Begin, Event::Resume, Event::Placed(self.courses[0]), Event::Unplaced(none)];
         all.extend([Event::ClientGone, Event::Deadline, Event::Drain]);
-        all.extend([Handed::Over, Handed::Nothing, dead].map(Event::Answered));
+        all.extend([Handed::Over, Handed::Nothing, Handed::Final, dead].map(Event::Answered));
         for leg in LEGS {
             all.extend([Event::Head(leg), Event::Ended(leg)]);
             all.extend([true, false].map(|delivered| failed(leg, lost.clone(), delivered)));
@@ -306,9 +316,11 @@ impl World {
                 }
             }
             Event::Answered(handed) => {
-                let dead = matches!(handed, Handed::Dead(_));
-                self.at[0] = if dead { At::Dropped } else { At::Ended };
-                self.word = if dead { Word::Dead } else { Word::Alive };
+                (self.at[0], self.word) = match handed {
+                    Handed::Over | Handed::Nothing => (At::Ended, Word::Alive),
+                    Handed::Final => (At::Ended, Word::Final),
+                    Handed::Dead(_) => (At::Dropped, Word::Dead),
+                };
                 if *handed == Handed::Over && self.course.is_some_and(|c| c.release) {
                     self.kv = Kv::Held;
                 }
@@ -342,6 +354,12 @@ impl World {
                 Ok(())
             }
             Action::Start => self.start(),
+            Action::Tell => {
+                must(self.told == Told::Nothing, || format!("told the client twice: {:?}", self.told))?;
+                must(self.word == Word::Final, || format!("told an answer that is {:?}", self.word))?;
+                self.told = Told::Given;
+                Ok(())
+            }
             Action::Fail(_) => {
                 must(self.told == Told::Nothing, || format!("the client was told before: {:?}", self.told))?;
                 self.told = Told::Failed;
@@ -427,6 +445,7 @@ impl World {
         must(self.at[1] == At::Head, || format!("started while decode is {:?}", self.at[1]))?;
         let Some(course) = self.course else { return Err("started without a plan".to_owned()) };
         let prefill_ready = match (course.order, course.start) {
+            (Order::Together, _) if course.reads_prefill => self.word == Word::Alive,
             (Order::Single | Order::InTurn, _) | (Order::Together, Start::DecodeHead) => true,
             (Order::Together, Start::BothHeads) => matches!(self.at[0], At::Head | At::Ended),
             (Order::Together, Start::PrefillEnd) => self.at[0] == At::Ended,
@@ -440,6 +459,7 @@ impl World {
         self.settled = Some(outcome);
         let due = match (self.told, event) {
             (Told::Started, Event::Ended(Leg::Decode)) => Outcome::Served,
+            (Told::Given, Event::Answered(Handed::Final)) => Outcome::Served,
             (Told::Started | Told::Nothing, Event::ClientGone) => Outcome::ClientGone,
             (Told::Failed, _) => Outcome::Failed,
             (Told::Cut, _) => Outcome::Cut,
@@ -467,6 +487,9 @@ impl World {
         let over = self.settled.is_some();
         let ends = matches!(event, Event::ClientGone | Event::Deadline | Event::Drain);
         must(over || !ends || self.owed == Owed::Begin, || "it went on".to_owned())?;
+        must(self.word != Word::Final || self.told == Told::Given, || {
+            "the prefill's answer was the last word and the client does not have it".to_owned()
+        })?;
         must(over || !self.natural().is_empty(), || "nothing is awaited and it is not settled".to_owned())?;
         must(self.kv != Kv::Held, || {
             "the decode will never be told of the KV, and it was not released".into()

@@ -150,7 +150,7 @@ impl Drive {
                 self.legs[leg as usize] = None;
                 self.taken[leg as usize] = None;
             }
-            Action::Start => {}
+            Action::Start | Action::Tell => {}
             Action::Fail(fault) | Action::Cut(fault) => {
                 self.record.blame(&fault);
                 self.told = Some(fault);

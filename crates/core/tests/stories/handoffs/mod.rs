@@ -4,8 +4,10 @@
 //! `free` gives a lease back, `release` lets a throw-away decode consume the KV. Each line is also checked by
 //! the world's rules.
 
+mod final_answer;
 mod nixl;
 mod one_leg;
+mod read;
 mod sglang;
 mod store;
 

@@ -1,0 +1,112 @@
+//! What can happen to an exchange, and what it can ask for.
+
+use smallvec::SmallVec;
+
+use super::course::{Course, Leg};
+use crate::breaker::Verdict;
+use crate::fault::Fault;
+use crate::time::Duration;
+
+/// What the prefill's answer was worth.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handed {
+    /// It handed KV over; the decode leg can be told.
+    Over,
+    /// There is nothing to hand over; the decode computes the prompt itself.
+    Nothing,
+    /// It ended the request (its first token was the last): the client gets this answer, and no decode is
+    /// needed. TensorRT-LLM's `context_first`.
+    Final,
+    /// The hand-off cannot be used and the decode must not be asked.
+    Dead(Fault),
+}
+
+/// A leg failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub leg: Leg,
+    pub fault: Fault,
+    /// The engine may have got the request.
+    pub delivered: bool,
+}
+
+/// What happened. Legs are those of the attempt under way: what an earlier one still had to say must not
+/// be reported.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The request was admitted.
+    Begin,
+    /// Workers were chosen and their leases taken.
+    Placed(Course),
+    Unplaced(Fault),
+    /// A 2xx response head came.
+    Head(Leg),
+    /// The prefill leg of a plan in turn, or of one that reads it, has answered in full.
+    Answered(Handed),
+    /// A leg's body ended as it should: the decode's after `Start`, the prefill's of a plan that sends both.
+    Ended(Leg),
+    Failed(Failure),
+    ClientGone,
+    /// The request's time is over.
+    Deadline,
+    /// The gateway stops now.
+    Drain,
+    /// The wait before another attempt is over.
+    Resume,
+}
+
+/// What the driver does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Choose workers and make a plan; report `Placed` or `Unplaced`.
+    Place,
+    Send(Leg),
+    Cancel(Leg),
+    /// Drain the leg in the background; its lease goes along.
+    Detach(Leg),
+    /// Consume the handed-over KV by a throw-away decode in the background.
+    Release,
+    /// What the leg says about its worker.
+    Judge(Leg, Verdict),
+    /// Give the leg's lease back.
+    Free(Leg),
+    /// Give the client the decode's head, then its body as it comes.
+    Start,
+    /// Give the client the prefill's answer, which was the whole of it.
+    Tell,
+    /// Answer the client with the fault.
+    Fail(Fault),
+    /// End the begun answer with the fault.
+    Cut(Fault),
+    /// Wait, then report `Resume`.
+    Wait(Duration),
+    /// Write the record. Nothing comes after it.
+    Settle(Outcome),
+}
+
+/// How an exchange ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Outcome {
+    Served,
+    /// Answered with an error.
+    #[default]
+    Failed,
+    /// The answer had begun and was cut.
+    Cut,
+    ClientGone,
+}
+
+impl Outcome {
+    pub const ALL: [Outcome; 4] = [Outcome::Served, Outcome::Failed, Outcome::Cut, Outcome::ClientGone];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Served => "served",
+            Outcome::Failed => "failed",
+            Outcome::Cut => "cut",
+            Outcome::ClientGone => "client_gone",
+        }
+    }
+}
+
+pub type Actions = SmallVec<[Action; 6]>;

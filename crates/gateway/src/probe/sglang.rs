@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::facts::{Facts, Model};
 
 /// Members kept as labels of the same name.
-const KEPT: [&str; 19] = [
+const KEPT: [&str; 18] = [
     "model_id",
     "model_path",
     "tokenizer_path",
@@ -29,7 +29,6 @@ const KEPT: [&str; 19] = [
     "disaggregation_transfer_backend",
     "page_size",
     "kv_cache_dtype",
-    "attention_backend",
 ];
 
 /// `GET /server_info`. The bootstrap port is believed of a prefill worker only: a decode worker reports
@@ -108,7 +107,6 @@ mod tests {
             ("disaggregation_transfer_backend", "mooncake"),
             ("page_size", "64"),
             ("kv_cache_dtype", "auto"),
-            ("attention_backend", "fa3"),
             ("disaggregation_mode", "prefill"),
             ("max_running_requests", "128"),
             ("max_total_tokens", "4000"),

@@ -6,7 +6,6 @@
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
 
 mod edge;
-mod leaving;
 mod legs;
 mod serving;
 mod support;

@@ -112,6 +112,8 @@ pub enum ClientWire {
 
 /// How often a half-closed connection is asked whether it was reset.
 const LOOK: Duration = Duration::from_millis(50);
+/// So many looks later it is asked again: it may have gone meanwhile, and only a write finds out.
+const ASK_AGAIN: u32 = 20;
 
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -121,52 +123,57 @@ pub struct ClientIo {
     clock: crate::clock::Clock,
     /// Set once the input has ended in the middle of a request.
     half: Option<Pin<Box<Sleep>>>,
-    asked: bool,
+    /// How often a client that sends no more was looked at, and when to ask it next.
+    looks: u32,
+    ask_at: u32,
 }
 
 impl ClientIo {
     pub fn new(wire: ClientWire, line: Arc<Line>, clock: crate::clock::Clock) -> ClientIo {
         line.flushed.store(true, Ordering::Relaxed);
-        ClientIo { wire, line, clock, half: None, asked: false }
+        ClientIo { wire, line, clock, half: None, looks: 0, ask_at: 0 }
     }
 
     /// The input has ended. Gone, or only half closed?
     fn poll_half(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let ClientWire::Plain(tcp) = &self.wire else { return Poll::Ready(Ok(())) };
         if !self.line.input_ended.swap(true, Ordering::Relaxed) {
             cx.waker().wake_by_ref();
         }
-        match self.line.phase() {
-            Phase::Idle | Phase::Head => return Poll::Ready(Ok(())),
-            Phase::Busy if !self.line.interim_ok.load(Ordering::Relaxed) => return Poll::Ready(Ok(())),
-            Phase::Busy if !self.asked && self.line.flushed.load(Ordering::Relaxed) => {
-                self.asked = true;
-                if tcp.try_write(INTERIM).is_err() {
-                    return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-                }
-            }
-            Phase::Answering => {
-                if !self.line.ask_client.swap(true, Ordering::Relaxed) {
-                    cx.waker().wake_by_ref();
-                }
-            }
-            Phase::Busy => {}
-        }
-        if let Ok(Some(e)) | Err(e) = tcp.take_error() {
-            return Poll::Ready(Err(e));
-        }
         loop {
+            if let Some(end) = self.is_gone(cx) {
+                return Poll::Ready(end);
+            }
             let look = self.half.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK)));
             ready!(look.as_mut().poll(cx));
-            let ClientWire::Plain(tcp) = &self.wire else { return Poll::Ready(Ok(())) };
-            if let Ok(Some(e)) | Err(e) = tcp.take_error() {
-                return Poll::Ready(Err(e));
-            }
-            if matches!(self.line.phase(), Phase::Idle) {
-                return Poll::Ready(Ok(()));
-            }
             self.half = None;
+            self.looks = self.looks.wrapping_add(1);
         }
+    }
+
+    /// What is known of a client that sends no more; asks it now and then. `None`: it may still be there.
+    fn is_gone(&mut self, cx: &mut Context<'_>) -> Option<io::Result<()>> {
+        let ClientWire::Plain(tcp) = &self.wire else { return Some(Ok(())) };
+        if let Ok(Some(e)) | Err(e) = tcp.take_error() {
+            return Some(Err(e));
+        }
+        let due = self.looks >= self.ask_at;
+        match self.line.phase() {
+            Phase::Idle | Phase::Head => return Some(Ok(())),
+            Phase::Busy if !self.line.interim_ok.load(Ordering::Relaxed) => return Some(Ok(())),
+            Phase::Busy if due && self.line.flushed.load(Ordering::Relaxed) => {
+                self.ask_at = self.looks + ASK_AGAIN;
+                if tcp.try_write(INTERIM).is_err() {
+                    return Some(Err(io::ErrorKind::ConnectionReset.into()));
+                }
+            }
+            Phase::Answering if due => {
+                self.ask_at = self.looks + ASK_AGAIN;
+                self.line.ask_client.store(true, Ordering::Relaxed);
+                cx.waker().wake_by_ref();
+            }
+            Phase::Busy | Phase::Answering => {}
+        }
+        None
     }
 }
 
@@ -185,7 +192,7 @@ impl AsyncRead for ClientIo {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.half.is_some() || self.asked {
+        if self.half.is_some() {
             return self.poll_half(cx);
         }
         let before = buf.filled().len();

@@ -78,7 +78,8 @@ async fn serve(desk: Desk, wire: ClientWire) {
         desk.begin(&request);
         async move { Ok::<_, Infallible>(desk.serve(request).await) }
     });
-    let conn = http1::Builder::new().half_close(false).pipeline_flush(true).serve_connection(io, service);
+    // No `pipeline_flush`: with it hyper takes all that the worker sends, however slow the client reads.
+    let conn = http1::Builder::new().half_close(false).serve_connection(io, service);
     let mut conn = pin!(conn);
     let mut closing = false;
     let ended = poll_fn(|cx| {

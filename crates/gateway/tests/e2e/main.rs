@@ -6,6 +6,8 @@
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
 
 mod edge;
+mod faults;
+mod leaving;
 mod legs;
 mod serving;
 mod support;

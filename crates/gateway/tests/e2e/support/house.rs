@@ -45,7 +45,7 @@ pub struct Plan {
     args: Vec<String>,
     tapped: bool,
     health_port: bool,
-    change: Box<dyn FnMut(&mut Spec)>,
+    change: Box<dyn FnMut(&mut Spec) + Send>,
     wait: bool,
 }
 
@@ -99,7 +99,7 @@ impl Plan {
     }
 
     /// Changes how each worker is registered.
-    pub fn registered(mut self, change: impl FnMut(&mut Spec) + 'static) -> Plan {
+    pub fn registered(mut self, change: impl FnMut(&mut Spec) + Send + 'static) -> Plan {
         self.change = Box::new(change);
         self
     }

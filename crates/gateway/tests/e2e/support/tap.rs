@@ -128,6 +128,8 @@ struct Shared {
     always: Mutex<Option<Vec<Step>>>,
     open: AtomicUsize,
     connections: AtomicU64,
+    /// Bytes written by scripts.
+    said: AtomicUsize,
 }
 
 impl Drop for Tap {
@@ -147,6 +149,7 @@ impl Tap {
             always: Mutex::default(),
             open: AtomicUsize::new(0),
             connections: AtomicU64::new(0),
+            said: AtomicUsize::new(0),
         });
         let own = shared.clone();
         let task = tokio::spawn(async move {
@@ -184,6 +187,11 @@ impl Tap {
 
     pub fn last(&self) -> Seen {
         self.seen().pop().unwrap()
+    }
+
+    /// Bytes that scripts have got rid of.
+    pub fn said(&self) -> usize {
+        self.shared.said.load(Ordering::Acquire)
     }
 
     /// Connections of the gateway that are open now.
@@ -300,7 +308,11 @@ impl Wire {
         }
         let Some(to) = self.to.as_mut() else { return false };
         match step {
-            Step::Say(bytes) => to.write_all(&bytes).await.is_ok() && to.flush().await.is_ok(),
+            Step::Say(bytes) => {
+                let written = to.write_all(&bytes).await.is_ok();
+                self.shared.said.fetch_add(bytes.len(), Ordering::AcqRel);
+                written
+            }
             Step::Reset => {
                 let _ = to.as_ref().set_zero_linger();
                 false

@@ -22,7 +22,7 @@ pub(super) fn generate(teller: &Teller, ended: &[Ended]) -> String {
     if teller.wish.listed || items.len() > 1 { format!("[{}]", items.join(",")) } else { items.concat() }
 }
 
-/// The chunk after token `at`.
+/// The chunk after token `at`. With several items in one stream each says which it is of.
 pub(super) fn token(
     teller: &Teller,
     index: usize,
@@ -30,7 +30,12 @@ pub(super) fn token(
     ended: Option<&Ended>,
 ) -> Vec<String> {
     let Some(choice) = teller.wish.choices.get(index) else { return Vec::new() };
-    vec![event(&item(teller, index, choice, &Upto { tokens: at + 1, kv, end: ended }))]
+    let mut json = item(teller, index, choice, &Upto { tokens: at + 1, kv, end: ended });
+    if teller.wish.listed || teller.wish.choices.len() > 1 {
+        json.truncate(json.len() - 1);
+        let _ = write!(json, ",\"index\":{index}}}");
+    }
+    vec![event(&json)]
 }
 
 /// An engine's error in a stream is an ordinary chunk whose finish reason is an abort.

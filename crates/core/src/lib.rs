@@ -10,6 +10,7 @@ pub mod body;
 pub mod breaker;
 pub mod dice;
 pub mod exchange;
+pub mod fan;
 pub mod fault;
 pub mod fleet;
 pub mod handoff;

@@ -87,6 +87,9 @@ impl Retried {
 pub struct Record {
     pub request_id: String,
     pub api: Option<Api>,
+    /// One of several parts of a client's request: its legs count, the request itself is told by the whole's
+    /// record.
+    pub part: bool,
     pub method: &'static str,
     pub path: String,
     pub model: Option<String>,

@@ -5,6 +5,7 @@
 //! leaving, and ends or hands over every leg by the plan's rules.
 
 mod background;
+pub mod fan;
 pub use background::sweep;
 mod legs;
 
@@ -47,7 +48,8 @@ pub struct Entry {
     /// Headers of the client that both legs get.
     pub forward: HeaderMap,
     pub record: Record,
-    pub permit: Permit,
+    /// `None`: a part of a request, which holds the place for all its parts.
+    pub permit: Option<Permit>,
 }
 
 /// One exchange under way.
@@ -72,7 +74,7 @@ pub struct Drive {
     told: Option<Fault>,
     pub(crate) record: Record,
     span: ExchangeSpan,
-    _permit: Permit,
+    _permit: Option<Permit>,
 }
 
 impl Drive {

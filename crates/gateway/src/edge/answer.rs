@@ -11,6 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::client::{Line, Phase};
 use crate::clock::Clock;
+use crate::drive::fan::FanRelay;
 use crate::relay::{Relay, RelayError};
 
 pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-smg-error-code");
@@ -22,6 +23,8 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub enum AnswerBody {
     Full(Option<Bytes>),
     Relay(Box<Relay>),
+    /// Several decodes' streams as one.
+    Fan(Box<FanRelay>),
 }
 
 impl AnswerBody {
@@ -41,6 +44,7 @@ impl Body for AnswerBody {
         match &mut *self {
             AnswerBody::Full(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
             AnswerBody::Relay(relay) => relay.poll_piece(cx).map(|p| p.map(|r| r.map(Frame::data))),
+            AnswerBody::Fan(fan) => fan.poll_piece(cx).map(|p| p.map(|b| Ok(Frame::data(b)))),
         }
     }
 
@@ -48,6 +52,7 @@ impl Body for AnswerBody {
         match self {
             AnswerBody::Full(bytes) => bytes.is_none(),
             AnswerBody::Relay(relay) => relay.is_over(),
+            AnswerBody::Fan(fan) => fan.is_over(),
         }
     }
 
@@ -55,6 +60,7 @@ impl Body for AnswerBody {
         match self {
             AnswerBody::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
             AnswerBody::Relay(relay) => relay.left().map_or_else(SizeHint::default, SizeHint::with_exact),
+            AnswerBody::Fan(_) => SizeHint::default(),
         }
     }
 }

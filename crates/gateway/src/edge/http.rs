@@ -5,6 +5,7 @@ use std::sync::Arc;
 use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyError, Envelope};
 use baton_core::exchange::Outcome;
+use baton_core::fan;
 use baton_core::fault::{Fault, Shape};
 use baton_core::record::Record;
 use baton_core::sse::Flavour;
@@ -14,7 +15,7 @@ use hyper::body::Incoming;
 use super::answer::{self, AnswerBody, Reply, Served};
 use super::client::{Line, Phase};
 use super::{Door, intake, plain};
-use crate::drive::{Drive, Entry, Turn};
+use crate::drive::{self, Drive, Entry, Turn};
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::relay::{Form, Relay};
@@ -104,6 +105,10 @@ impl Desk {
             Err(refused) => return refused,
         };
         let id = entry.record.request_id.clone();
+        let parts = fan::parts(&gateway.registry.fleet(), &entry.ask);
+        if parts > 1 {
+            return drive::fan::run(self, entry, parts).await;
+        }
         let drive = Drive::new(gateway.clone(), self.lane.clone(), entry);
         let (drive, turn) = drive.run().await;
         match turn {
@@ -124,7 +129,7 @@ impl Desk {
             Ok((ask, body, permit)) => {
                 record.moments.admitted = Some(self.lane.clock.now());
                 let forward = self.forwarded(&parts.headers);
-                Ok(Entry { ask, body, forward, record, permit })
+                Ok(Entry { ask, body, forward, record, permit: Some(permit) })
             }
             Err(fault) => {
                 let reply = answer::fault(&fault, api.shape(), &record.request_id);
@@ -249,7 +254,7 @@ fn malformed(error: &BodyError, limit_bytes: u64) -> Fault {
 }
 
 /// An engine's headers without those of its own hop: the fixed ones and those that `Connection` names.
-fn outward(mut headers: HeaderMap) -> HeaderMap {
+pub fn outward(mut headers: HeaderMap) -> HeaderMap {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -264,7 +269,7 @@ fn outward(mut headers: HeaderMap) -> HeaderMap {
 }
 
 /// Which workers served: by id, by SMG's header, and by pod where the worker came with one.
-fn name_workers(headers: &mut HeaderMap, record: &Record) {
+pub fn name_workers(headers: &mut HeaderMap, record: &Record) {
     let mut set = |name: &'static str, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
             headers.insert(HeaderName::from_static(name), value);

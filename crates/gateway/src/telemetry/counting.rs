@@ -117,17 +117,21 @@ impl Counting {
             model = labels::known_model(said, &fleet());
             series = kept.models.get(model);
         }
-        let key = RequestKey::of(record);
-        match series.and_then(|s| s.requests.get(&key)) {
-            Some(found) => found.add(record),
-            None => self.request_series(model, key).add(record),
+        if !record.part {
+            let key = RequestKey::of(record);
+            match series.and_then(|s| s.requests.get(&key)) {
+                Some(found) => found.add(record),
+                None => self.request_series(model, key).add(record),
+            }
         }
         let series = series.map(Arc::as_ref);
         if is_last_apart(record) {
             self.legs(series, model, record.pd, [&record.prefill, &record.decode]);
         }
-        self.request_bytes.add(record.request_bytes);
-        self.answer_bytes.add(record.answer_bytes);
+        if !record.part {
+            self.request_bytes.add(record.request_bytes);
+            self.answer_bytes.add(record.answer_bytes);
+        }
         if !record.retried.is_empty() || record.retries_exhausted || record.leg.is_some() {
             self.troubles(series, model, record);
         }

@@ -6,6 +6,7 @@
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
 
 mod edge;
+mod fan;
 mod faults;
 mod leaving;
 mod legs;

@@ -16,6 +16,7 @@ pub mod fleet;
 pub mod handoff;
 pub mod limits;
 pub mod load;
+pub mod merge;
 pub mod place;
 pub mod record;
 pub mod retry;

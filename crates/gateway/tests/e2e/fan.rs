@@ -26,14 +26,19 @@ async fn a_plain_answer_has_every_sample_in_its_place() {
     let stats = house.stats().await;
     assert_eq!((stats.handoffs.made, stats.handoffs.right), (3, 3), "{stats:?}");
     let page = house.page().await;
-    assert_eq!(page.sum("smg_router_requests_total", &[r#"endpoint="chat""#]), 1.0, "the client sent one request");
+    assert_eq!(
+        page.sum("smg_router_requests_total", &[r#"endpoint="chat""#]),
+        1.0,
+        "the client sent one request"
+    );
     house.close().await;
 }
 
 #[tokio::test]
 async fn a_stream_interleaves_the_samples_under_one_id() {
     let house = House::pair(Dialect::Sglang).await;
-    let ask = Ask::chat(PROMPT, 12).with(json!({"n": 4, "stream_options": {"include_usage": true}})).streamed();
+    let ask =
+        Ask::chat(PROMPT, 12).with(json!({"n": 4, "stream_options": {"include_usage": true}})).streamed();
     let reply = ask.post(house.address).await;
     assert_eq!(reply.status, 200);
     let mut texts: BTreeMap<u64, String> = BTreeMap::new();
@@ -56,7 +61,8 @@ async fn a_stream_interleaves_the_samples_under_one_id() {
 #[tokio::test]
 async fn generate_answers_with_a_list() {
     let house = House::pair(Dialect::Sglang).await;
-    let ask = Ask::generate(PROMPT, 5).with(json!({"sampling_params": {"n": 2, "max_new_tokens": 5, "temperature": 0}}));
+    let ask = Ask::generate(PROMPT, 5)
+        .with(json!({"sampling_params": {"n": 2, "max_new_tokens": 5, "temperature": 0}}));
     let reply = ask.post(house.address).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     let list = reply.json();

@@ -99,7 +99,12 @@ async fn a_refusal_is_told_as_what_it_is_and_ends_the_other_leg() {
                 assert_eq!(reply.header("retry-after"), wait.map_or(String::new(), |s| s.to_string()));
                 ended(&house).await;
                 assert_eq!(house.blamed(at), blame, "{dialect:?} {} {code}", leg(at));
-                assert_eq!(house.blamed(1 - at), 0, "the other leg is not blamed: {dialect:?} {} {code}", leg(at));
+                assert_eq!(
+                    house.blamed(1 - at),
+                    0,
+                    "the other leg is not blamed: {dialect:?} {} {code}",
+                    leg(at)
+                );
                 house.may_expire(stranded(&house));
                 house.close().await;
             });
@@ -125,7 +130,8 @@ async fn what_may_pass_is_tried_again_and_what_will_not_is_not() {
                     assert_eq!(reply.error().0, code);
                 }
                 let page = house.page().await;
-                let retried = page.sum("smg_worker_retries_total", &[&format!("worker_type=\"{}\"", leg(at))]);
+                let retried =
+                    page.sum("smg_worker_retries_total", &[&format!("worker_type=\"{}\"", leg(at))]);
                 assert_eq!(retried, f64::from(u8::from(again)), "{dialect:?} {} {code}", leg(at));
                 ended(&house).await;
                 assert_eq!((house.blamed(PREFILL), house.blamed(DECODE)), (0, 0), "a success clears the row");
@@ -199,7 +205,8 @@ async fn a_stream_that_breaks_ends_with_the_error_and_is_not_tried_again() {
         for kind in [FaultKind::Reset, FaultKind::Kill] {
             for chunks in [0, 1, 5] {
                 cases.push(async move {
-                    let mut house = Plan::pairs(dialect, 1, 2).engines(|s| s.timeout_scale = 0.05).open().await;
+                    let mut house =
+                        Plan::pairs(dialect, 1, 2).engines(|s| s.timeout_scale = 0.05).open().await;
                     for decode in [1, 2] {
                         house.arm(decode, after(kind, chunks)).await;
                     }
@@ -207,7 +214,11 @@ async fn a_stream_that_breaks_ends_with_the_error_and_is_not_tried_again() {
                     let reply = ask.post(house.address).await;
                     assert_cut(&ask, &reply, "decode_read_failed");
                     let struck: Vec<usize> = [1, 2].into_iter().filter(|d| house.blamed(*d) == 1).collect();
-                    assert_eq!((struck.len(), house.blamed(PREFILL)), (1, 0), "one decode was asked, and blamed");
+                    assert_eq!(
+                        (struck.len(), house.blamed(PREFILL)),
+                        (1, 0),
+                        "one decode was asked, and blamed"
+                    );
                     let asked = house.engine(1).stats().faults + house.engine(2).stats().faults;
                     assert_eq!(asked, 1, "no second try after the head: {kind:?} {chunks}");
                     let page = house.page().await;
@@ -311,7 +322,11 @@ async fn a_stream_that_stalls_is_cut_at_the_requests_time() {
                     assert!(reply.broken, "{}", reply.text());
                 }
                 ended(&house).await;
-                assert_eq!((house.blamed(PREFILL), house.blamed(DECODE)), (0, 0), "a long answer is no fault");
+                assert_eq!(
+                    (house.blamed(PREFILL), house.blamed(DECODE)),
+                    (0, 0),
+                    "a long answer is no fault"
+                );
                 house.may_expire(stranded(&house));
                 house.close().await;
             });
@@ -382,7 +397,8 @@ async fn a_worker_that_dies_is_replaced_by_another_and_comes_back() {
     for (dialect, at) in DIALECTS.into_iter().flat_map(|d| [(d, 0), (d, 2)]) {
         cases.push(async move {
             // A quick check, so that the worker that died is missed soon and trusted again soon.
-            let health = "--health-check-interval-secs 0.2 --health-failure-threshold 1 --health-success-threshold 1";
+            let health =
+                "--health-check-interval-secs 0.2 --health-failure-threshold 1 --health-success-threshold 1";
             let plan = Plan::pairs(dialect, 2, 2).engines(|s| s.timeout_scale = 0.05).args(health);
             let mut house = plan.open().await;
             let ask = Ask::chat(PROMPT, 8).streamed();

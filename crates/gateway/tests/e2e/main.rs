@@ -17,3 +17,4 @@ mod serving;
 mod slow;
 mod stopping;
 mod support;
+mod workers;

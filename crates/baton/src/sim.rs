@@ -10,8 +10,9 @@ use clap::{Args, Subcommand, ValueEnum};
 /// `baton sim`.
 #[derive(Args)]
 #[command(after_help = "\
-The engines speak vLLM's (NIXL) or SGLang's HTTP dialect, account for every KV block, refuse what the engines refuse and
-fail on demand: by the header `x-sim-fault: where=decode; kind=reset; chunks=2` or by POST /sim/fault.
+The engines speak vLLM's (NIXL) or SGLang's HTTP dialect, account for every KV
+block, refuse what the engines refuse, and fail on demand: by the header
+`x-sim-fault: where=decode; kind=reset; chunks=2` or by POST /sim/fault.
 GET /sim/stats tells whether each hand-off was right and each block is free.
 
   baton sim fleet --engine vllm --prefill 2 --decode 2 --base-port 18100

@@ -50,7 +50,7 @@ async fn whatever_is_legal_in_a_stream_passes_unchanged() {
             ": ping\r\n\r\nevent: x\r\nid: 7\r\ndata:{{\"choices\":[]}}\r\n\r\n{CHUNK}data:[DONE]\r\n\r\n"
         ),
         format!("data: {{\"id\":\"c1\",\ndata: \"choices\":[]}}\n\n{DONE}"),
-        format!("data: {{\"choices\":[]}}\r\rdata: [DONE]\r\r"),
+        "data: {\"choices\":[]}\r\rdata: [DONE]\r\r".to_owned(),
         format!("{said}data: {{\"choices\":[{{\"delta\":{{\"content\":\"still here\"}}}}]}}\n\n{DONE}"),
         format!("{CHUNK}data: {{not json\n\n{DONE}"),
         format!("\u{feff}{CHUNK}{DONE}"),

@@ -213,14 +213,15 @@ async fn a_breaker_opens_rests_probes_and_closes() {
     let gate = Gate::default();
     house.taps[0].script([Step::Wait(gate.clone()), Step::Pass]);
     let address = house.address;
-    let probe = within(BOUND, "the rest is over", async {
+    let mut probe = tokio::spawn(async move { ask(2).post(address).await });
+    within(BOUND, "the rest is over", async {
         loop {
-            let probe = tokio::spawn(async move { ask(2).post(address).await });
             until("it is there or refused", || house.taps[0].count() == 4 || probe.is_finished()).await;
             if house.taps[0].count() == 4 {
-                return probe;
+                return;
             }
-            assert_eq!(probe.await.unwrap().status, 503);
+            let next = tokio::spawn(async move { ask(2).post(address).await });
+            assert_eq!(std::mem::replace(&mut probe, next).await.unwrap().status, 503);
         }
     })
     .await;

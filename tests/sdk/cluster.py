@@ -64,6 +64,15 @@ class Process:
             raise AssertionError(f"baton ended with status {self.child.returncode}:\n{self.output()}")
         return True
 
+    @contextlib.contextmanager
+    def or_stopped(self):
+        """No process is left behind by what fails in here."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
     def stop(self):
         """Asks it to end, twice as one does who is in a hurry, and gives its status."""
         for again in (0.5, END):
@@ -82,11 +91,11 @@ class Demo(Process):
 
     def __init__(self, baton, engine):
         super().__init__(baton, "demo", "--port", "0", "--engine", engine)
-        self.engine = engine
-        until(READY, lambda: self.alive() and "Ctrl-C" in self.output(), "the demo is ready")
-        self.url = re.search(r"gateway +(\S+)", self.output())[1]
-        self.workers = call(self.url + "/workers")["workers"]
-        self.stranded = 0
+        self.engine, self.stranded = engine, 0
+        with self.or_stopped():
+            until(READY, lambda: self.alive() and "Ctrl-C" in self.output(), "the demo is ready")
+            self.url = re.search(r"gateway +(\S+)", self.output())[1]
+            self.workers = call(self.url + "/workers")["workers"]
 
     def stats(self):
         """The counters of all engines together."""
@@ -147,8 +156,11 @@ class Gateway(Process):
         flags = [*flags, *(["--api-key", key] if key else [])]
         where = ["--host", "127.0.0.1", "--port", port, "--prometheus-host", "127.0.0.1", "--prometheus-port", free_port()]
         super().__init__(baton, "launch", "--pd-disaggregation", *map(str, where), *flags)
-        until(READY, lambda: self.alive() and self.answers("/liveness"), "the gateway listens")
-        head = {"authorization": f"Bearer {key}"} if key else {}
+        with self.or_stopped():
+            until(READY, lambda: self.alive() and self.answers("/liveness"), "the gateway listens")
+            self.register(workers, {"authorization": f"Bearer {key}"} if key else {})
+
+    def register(self, workers, head):
         for worker in workers:
             known = ("url", "worker_type", "kv_connector", "bootstrap_port")
             call(self.url + "/workers", {k: worker[k] for k in known if worker.get(k)}, head)

@@ -94,14 +94,6 @@ pub enum Fault {
     NoPair {
         detail: String,
     },
-    /// The running windows of all workers that could serve were full for as long as the request could wait.
-    Shed {
-        leg: LegName,
-        /// Sequences that the request makes.
-        rooms: u32,
-        /// The widest window, if the request is wider than that: waiting would not help.
-        widest: Option<u32>,
-    },
     Refused {
         leg: LegName,
         refusal: Refusal,
@@ -119,6 +111,19 @@ pub enum Fault {
     Deadline {
         leg: LegName,
         seconds: u64,
+    },
+    /// These two workers are not set up to be a pair (MoRI-IO). The reason is for the log.
+    MoriioPair {
+        reason: String,
+    },
+    MoriioRoute,
+    /// Several answers would share one hand-off, and MoRI-IO cannot do without one.
+    MoriioFanout,
+    /// The client's request id would be read as the address of a peer.
+    MoriioRequestId,
+    /// The prefill returned no hand-off that a MoRI-IO decode could take. The reason is for the log.
+    MoriioHandoff {
+        reason: &'static str,
     },
     /// A background reading of a worker's description failed (`/get_server_info` and the like).
     Proxied {
@@ -168,7 +173,7 @@ impl Fault {
     pub fn retry(&self) -> Retry {
         let safe = match self {
             Fault::Refused { refusal, .. } => TRANSIENT.contains(&refusal.outward()),
-            Fault::Unreachable { .. } | Fault::Broken { .. } => true,
+            Fault::Unreachable { .. } | Fault::Broken { .. } | Fault::MoriioHandoff { .. } => true,
             _ => false,
         };
         if safe { Retry::Safe } else { Retry::Never }
@@ -178,7 +183,6 @@ impl Fault {
     pub fn leg(&self) -> Option<LegName> {
         match self {
             Fault::NoWorker { leg, .. }
-            | Fault::Shed { leg, .. }
             | Fault::Refused { leg, .. }
             | Fault::Unreachable { leg, .. }
             | Fault::Broken { leg, .. }
@@ -204,6 +208,20 @@ impl Fault {
         }
     }
 
+    /// What is for the operator alone, beside the message.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Fault::MoriioPair { reason } => Some(reason),
+            Fault::MoriioHandoff { reason } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// A hand-off was due and there will be none (the page's `smg_pd_kv_transfer_failures_total`).
+    pub fn loses_handoff(&self) -> bool {
+        matches!(self, Fault::MoriioPair { .. } | Fault::MoriioHandoff { .. })
+    }
+
     /// The code, as in `X-SMG-Error-Code`, the metrics and docs/errors.md.
     pub fn code(&self) -> &'static str {
         match self {
@@ -225,7 +243,6 @@ impl Fault {
             Fault::Draining => "draining",
             Fault::NoWorker { .. } => "no_available_workers",
             Fault::NoPair { .. } => "no_compatible_pd_pair",
-            Fault::Shed { .. } => "worker_overload_protection_shed",
             Fault::Refused { leg, refusal } => refused_code(*leg, refusal),
             Fault::Unreachable { leg, .. } => match leg {
                 LegName::Prefill => "prefill_request_failed",
@@ -238,6 +255,11 @@ impl Fault {
                 LegName::Whole => "read_response_failed",
             },
             Fault::Deadline { .. } => "request_timeout",
+            Fault::MoriioPair { .. } => "moriio_pair_misconfigured",
+            Fault::MoriioRoute => "moriio_route_unsupported",
+            Fault::MoriioFanout => "moriio_fanout_unsupported",
+            Fault::MoriioRequestId => "moriio_request_id_reserved",
+            Fault::MoriioHandoff { .. } => "moriio_handoff_invalid",
             Fault::Proxied { refusal } => match refusal.outward() {
                 400 => "server_bad_request",
                 404 => "server_not_found",
@@ -256,6 +278,8 @@ impl Fault {
             | Fault::RepeatedMember { .. }
             | Fault::InvalidType { .. }
             | Fault::InvalidValue { .. }
+            | Fault::MoriioFanout
+            | Fault::MoriioRequestId
             | Fault::BodyBroken => 400,
             Fault::Unauthorized { .. } => 401,
             Fault::UnknownUrl { .. } | Fault::ModelNotFound { .. } => 404,
@@ -264,14 +288,14 @@ impl Fault {
             Fault::BodyTooLarge { .. } => 413,
             Fault::QueueFull { .. } => 429,
             Fault::ClientGone => 499,
-            Fault::NotServed { .. } => 501,
-            Fault::Unreachable { .. } | Fault::Broken { .. } => 502,
+            Fault::NotServed { .. } | Fault::MoriioRoute => 501,
+            Fault::Unreachable { .. } | Fault::Broken { .. } | Fault::MoriioHandoff { .. } => 502,
             Fault::NoModels
             | Fault::QueueTimeout { .. }
             | Fault::Draining
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
-            | Fault::Shed { .. } => 503,
+            | Fault::MoriioPair { .. } => 503,
             Fault::Deadline { .. } => 504,
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.outward(),
         }
@@ -306,8 +330,6 @@ impl Fault {
                 a.retry_after = Some(retry_after_s.to_string());
             }
             Fault::NoWorker { .. } | Fault::Draining => a.retry_after = Some("1".to_owned()),
-            // SMG 1.13: the interval at which it looks at loads.
-            Fault::Shed { .. } => a.retry_after = Some("10".to_owned()),
             Fault::Refused { refusal, .. } => {
                 a.param.clone_from(&refusal.param);
                 a.retry_after.clone_from(&refusal.retry_after);
@@ -318,6 +340,24 @@ impl Fault {
             _ => {}
         }
         a
+    }
+
+    /// Messages that hold nothing of the request.
+    fn plain_message(&self) -> &'static str {
+        match self {
+            Fault::MoriioPair { .. } => {
+                "The selected prefill/decode pair is not configured for MoRI-IO. The gateway's log says why."
+            }
+            Fault::MoriioRoute => "MoRI-IO workers serve /v1/chat/completions and /v1/completions only.",
+            Fault::MoriioFanout => {
+                "MoRI-IO workers answer one prompt with one sample: send no n, list or beam search."
+            }
+            Fault::MoriioRequestId => {
+                "The request id holds a MoRI-IO peer address marker. Send another X-Request-Id or request_id."
+            }
+            Fault::MoriioHandoff { .. } => "The MoRI-IO prefill returned no usable KV handoff. Try again.",
+            _ => "",
+        }
     }
 
     fn message(&self) -> String {
@@ -370,15 +410,6 @@ impl Fault {
             Fault::NoPair { detail } => {
                 format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
             }
-            Fault::Shed { leg, widest: None, .. } => {
-                format!("Every {} worker runs as many requests as it can. Try again later.", leg.as_str())
-            }
-            Fault::Shed { leg, rooms, widest: Some(widest) } => {
-                let leg = leg.as_str();
-                format!(
-                    "The request makes {rooms} sequences, and no {leg} worker runs more than {widest} at once."
-                )
-            }
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.message.clone(),
             Fault::Unreachable { leg, cause } => {
                 format!("The {} worker could not be reached: {cause}", leg.as_str())
@@ -389,6 +420,11 @@ impl Fault {
             Fault::Deadline { leg, seconds } => {
                 format!("No complete answer within {seconds} s; waiting for the {} worker.", leg.as_str())
             }
+            Fault::MoriioPair { .. }
+            | Fault::MoriioRoute
+            | Fault::MoriioFanout
+            | Fault::MoriioRequestId
+            | Fault::MoriioHandoff { .. } => self.plain_message().to_owned(),
             Fault::ClientGone => "The client left.".to_owned(),
         }
     }
@@ -494,85 +530,4 @@ pub fn read_refusal(status: u16, body: &[u8], retry_after: Option<String>, alone
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(leg: LegName, status: u16, retry_after: Option<&str>) -> Fault {
-        let refusal = Refusal {
-            status,
-            message: "m".into(),
-            retry_after: retry_after.map(Into::into),
-            ..Refusal::default()
-        };
-        Fault::Refused { leg, refusal }
-    }
-
-    #[test]
-    fn an_engines_status_is_kept_and_named() {
-        for (status, code) in [
-            (400, "decode_bad_request"),
-            (404, "decode_not_found"),
-            (422, "decode_error"),
-            (429, "decode_error"),
-            (500, "decode_internal_error"),
-            (502, "decode_bad_gateway"),
-            (503, "decode_unavailable"),
-        ] {
-            let f = refused(LegName::Decode, status, None);
-            assert_eq!((f.status(), f.code()), (status, code));
-        }
-        assert_eq!(refused(LegName::Prefill, 307, None).status(), 502, "a redirect is not followed");
-    }
-
-    #[test]
-    fn only_faults_of_the_worker_count() {
-        for (status, retry_after, verdict) in [
-            (400, None, Verdict::Mute),
-            (408, None, Verdict::Mute),
-            (429, None, Verdict::Mute),
-            (503, Some("1"), Verdict::Mute),
-            (503, None, Verdict::Bad),
-            (500, None, Verdict::Bad),
-            (501, None, Verdict::Good),
-        ] {
-            let f = refused(LegName::Decode, status, retry_after);
-            assert_eq!(f.verdict(LegName::Decode), verdict, "{status}");
-            assert_eq!(f.verdict(LegName::Prefill), Verdict::Mute, "the other leg is not blamed");
-        }
-    }
-
-    #[test]
-    fn push_back_is_retried_and_a_clients_mistake_is_not() {
-        assert_eq!(refused(LegName::Decode, 429, None).retry(), Retry::Safe);
-        assert_eq!(refused(LegName::Decode, 422, None).retry(), Retry::Never);
-        assert_eq!(Fault::NoWorker { leg: LegName::Decode, registered: true }.retry(), Retry::Never);
-        assert_eq!(refused(LegName::Decode, 429, None).answer().retry_after.as_deref(), Some("1"));
-        assert_eq!(refused(LegName::Decode, 429, Some("7")).answer().retry_after.as_deref(), Some("7"));
-    }
-
-    #[test]
-    fn an_engines_message_is_found_in_each_of_its_shapes() {
-        for body in [
-            r#"{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}"#,
-            r#"{"object":"error","message":"no","type":"BadRequestError","code":400}"#,
-            r#"{"detail":"no"}"#,
-            r#"{"error":"no"}"#,
-            "no",
-        ] {
-            assert_eq!(read_refusal(400, body.as_bytes(), None, false).message, "no", "{body}");
-        }
-        assert!(read_refusal(500, b"", None, false).message.contains("500"));
-    }
-
-    #[test]
-    fn the_two_shapes() {
-        let a = Fault::NoWorker { leg: LegName::Decode, registered: true }.answer();
-        let o: serde_json::Value = serde_json::from_str(&a.body(Shape::OpenAi, "r")).unwrap();
-        assert_eq!(o["error"]["code"], "no_available_workers");
-        assert_eq!(o["error"]["type"], "server_error");
-        let n: serde_json::Value = serde_json::from_str(&a.body(Shape::Anthropic, "r")).unwrap();
-        assert_eq!((&n["type"], &n["error"]["type"]), (&"error".into(), &"overloaded_error".into()));
-        assert!(a.events(Shape::OpenAi).ends_with("\n\ndata: [DONE]\n\n"));
-        assert!(!a.events(Shape::Anthropic).contains("[DONE]"));
-    }
-}
+mod tests;

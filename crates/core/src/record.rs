@@ -37,6 +37,11 @@ impl HandoffResult {
         HandoffResult::Invalid,
     ];
 
+    /// Of a request that ended before its plan was made.
+    pub fn unplanned(fault: &Fault) -> HandoffResult {
+        if fault.loses_handoff() { HandoffResult::Invalid } else { HandoffResult::None }
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             HandoffResult::None => "none",

@@ -25,6 +25,13 @@ impl Clock {
     pub fn timer(self, at: Instant) -> tokio::time::Instant {
         self.start + std::time::Duration::from_micros(at.as_micros())
     }
+
+    /// Milliseconds since 1970, for ids that carry the time. Never for measuring: it can jump.
+    pub fn unix_millis(self) -> u64 {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Seconds since 1970, for what people read. Never for measuring: it can jump.
     pub fn unix_seconds(self) -> u64 {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())

@@ -1,12 +1,13 @@
 //! What every lane shares: the fleet, the rules, the counters. Built once from the config.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use baton_core::admission::AdmissionRule;
 use baton_core::body::BodyLimits;
 use baton_core::breaker::BreakerRule;
+use baton_core::handoff;
 use baton_core::limits::ExchangeLimits;
 use baton_core::place::{Legwise, Policy, PolicyName, Strategy};
 use baton_core::retry::RetryRule;
@@ -30,6 +31,7 @@ pub struct Rules {
     /// For a prefill's answer.
     pub answer: BodyLimits,
     pub pool: PoolRule,
+    pub handoff: handoff::Rules,
 }
 
 /// Times of the client side.
@@ -57,6 +59,8 @@ pub struct Gateway {
     pub clock: Clock,
     pub description: serde_json::Value,
     pub debug_endpoints: bool,
+    /// Numbers ids that are told apart by their number.
+    pub serial: AtomicU64,
     draining: AtomicBool,
 }
 
@@ -96,6 +100,7 @@ impl Gateway {
             clock,
             description: config.describe(),
             debug_endpoints: config.server.debug_endpoints,
+            serial: AtomicU64::new(0),
             draining: AtomicBool::new(false),
         }
     }
@@ -171,6 +176,7 @@ fn rules(config: &Config) -> Rules {
             max_idle_per_worker: config.limits.upstream_max_idle_per_worker,
             connect_timeout: config.timeouts.connect,
         },
+        handoff: handoff::Rules::default(),
     }
 }
 

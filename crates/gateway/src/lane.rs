@@ -74,10 +74,7 @@ impl Lane {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         for line in self.lines().values() {
-            match line.phase() {
-                Phase::Idle | Phase::Head => line.doom(),
-                Phase::Busy | Phase::Answering => line.wake(),
-            }
+            line.wake();
         }
     }
 

@@ -12,10 +12,12 @@
 mod detect;
 mod facts;
 mod get;
+mod mooncake;
 mod rhythm;
 mod sglang;
 mod vllm;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,10 +25,12 @@ use std::time::Duration;
 use baton_core::breaker::BreakerState;
 use baton_core::dice::Dice;
 use baton_core::fleet::{Health, Status};
+use baton_core::handoff;
 use baton_core::time::Instant;
 
 pub use facts::{Facts, Model};
 pub use get::{ANSWER_MAX_BYTES, Reply, Silence, Target};
+pub(crate) use mooncake::PATIENCE as ASK_AGAIN_PATIENCE;
 
 use crate::registry::{Bell, Checks, JobStep, Registry, Watched};
 
@@ -78,11 +82,10 @@ impl Watch {
         let answer = {
             let _turn = self.registry.turn().await;
             self.registry.note(self.slot, JobStep::Processing, String::new());
-            look(worker, checks).await
+            self.look(worker, checks).await
         };
         match answer {
-            Ok(facts) => {
-                self.registry.described(self.slot, worker.revision, facts);
+            Ok(()) => {
                 self.met = Some(worker.revision);
                 self.set(Status::Ready);
                 rhythm::first_pause(checks.interval, &mut self.dice)
@@ -112,15 +115,16 @@ impl Watch {
         }
         let mut good = answer.is_ok();
         if good && (self.lost || met != worker.revision) {
-            match detect::describe(&target(worker, checks), worker.spec.engine, worker.spec.role).await {
-                Ok(facts) => {
-                    self.registry.described(self.slot, worker.revision, facts);
+            match self.describe(worker, checks).await {
+                Ok(()) => {
                     self.met = Some(worker.revision);
                     self.lost = false;
                 }
                 // A ready worker is believed on its health page; one that was away has to say what it is.
                 Err(_) => good = self.health.status() == Status::Ready,
             }
+        } else if good {
+            ask_again(&self.registry, worker).await;
         }
         if checks.disabled {
             self.set(Status::Ready);
@@ -133,6 +137,27 @@ impl Watch {
         }
         self.last_good = good;
         Some(rhythm::check_pause(self.health.status(), good, checks.interval, &mut self.dice))
+    }
+
+    /// Is the worker there, and what is it?
+    async fn look(&self, worker: &Watched, checks: &Checks) -> Result<(), Silence> {
+        if !checks.disabled {
+            alive(worker, checks).await?;
+        }
+        self.describe(worker, checks).await
+    }
+
+    /// Asks the worker what it is, and publishes what it says.
+    async fn describe(&self, worker: &Watched, checks: &Checks) -> Result<(), Silence> {
+        let asked = self.registry.clock().now();
+        let spec = &worker.spec;
+        let mut facts = detect::describe(&target(worker, checks), spec.engine, spec.role).await?;
+        if let Some(url) = handoff::engine_ids_url(&spec.worker("", Some(&facts))) {
+            facts.kv_engine_ids = engine_ids(worker, &url).await;
+        }
+        self.registry.described(self.slot, worker.revision, facts);
+        worker.seat.pulse.told(asked);
+        Ok(())
     }
 
     fn count(&self, worker: &Watched, good: bool) {
@@ -187,12 +212,23 @@ impl Watch {
     }
 }
 
-/// Is the worker there, and what is it?
-async fn look(worker: &Watched, checks: &Checks) -> Result<Facts, Silence> {
-    if !checks.disabled {
-        alive(worker, checks).await?;
+/// Asks a worker again for what a restart changes.
+pub(crate) async fn ask_again(registry: &Registry, worker: &Watched) {
+    let slot = worker.seat.slot;
+    let url = registry.fleet().seat(slot).and_then(|seat| handoff::engine_ids_url(&seat.worker));
+    let Some(url) = url else { return };
+    let asked = registry.clock().now();
+    let ids = engine_ids(worker, &url).await;
+    registry.renamed(slot, worker.revision, ids);
+    worker.seat.pulse.told(asked);
+}
+
+async fn engine_ids(worker: &Watched, url: &str) -> Option<BTreeMap<u32, String>> {
+    let ids = mooncake::ids(url).await;
+    if let Err(silence) = &ids {
+        tracing::warn!(url = worker.spec.url, %silence, "the engine did not tell its KV engine id");
     }
-    detect::describe(&target(worker, checks), worker.spec.engine, worker.spec.role).await
+    ids.ok()
 }
 
 async fn alive(worker: &Watched, checks: &Checks) -> Result<(), Silence> {

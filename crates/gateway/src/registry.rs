@@ -15,12 +15,14 @@ mod settings;
 mod spec;
 mod tally;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use baton_core::dice::Dice;
 use baton_core::fleet::{Fleet, FleetChange, Status};
+use baton_core::time::Instant;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 pub(crate) use book::{Bell, Watched};
@@ -192,6 +194,19 @@ impl Registry {
         self.book().suspect(slot);
     }
 
+    /// Asks the worker for what a restart changes, unless it was asked at `since` or later. For the data path,
+    /// which waits for it: one question at a time for each worker, and not longer than two of them take.
+    pub async fn ask_again(self, slot: u32, since: Instant) {
+        let Some(worker) = self.watched(slot) else { return };
+        let ask = async {
+            let _asking = worker.asking.lock().await;
+            if worker.seat.pulse.told_at() < since {
+                probe::ask_again(&self, &worker).await;
+            }
+        };
+        let _ = tokio::time::timeout(2 * probe::ASK_AGAIN_PATIENCE, ask).await;
+    }
+
     /// Counts of health checks and readmissions.
     pub fn tally(&self) -> &Tally {
         &self.0.tally
@@ -236,6 +251,11 @@ impl Registry {
     /// What a worker said about itself, when it was registered as of `revision`.
     pub(crate) fn described(&self, slot: u32, revision: u64, facts: Facts) {
         self.change(|book| Ok(((), book.described(slot, revision, facts)))).unwrap_or_default();
+    }
+
+    /// What a worker said about the ids of its engines, when it was registered as of `revision`.
+    pub(crate) fn renamed(&self, slot: u32, revision: u64, ids: Option<BTreeMap<u32, String>>) {
+        self.change(|book| Ok(((), book.renamed(slot, revision, ids)))).unwrap_or_default();
     }
 
     /// A worker's new status. One that is draining stays so.

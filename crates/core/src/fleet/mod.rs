@@ -11,7 +11,7 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 pub use health::{Health, HealthRule, Status};
 pub use pairing::{Descriptor, PairingMode, mismatch, pairing_key};
@@ -27,6 +27,8 @@ pub struct Pulse {
     status: AtomicU8,
     /// Nonzero: the breaker is not simply closed and clean, look at it.
     alarm: AtomicU32,
+    /// Microseconds; when the worker was last asked what a restart of it changes. 0: never.
+    told: AtomicU64,
     breaker: Mutex<Breaker>,
 }
 
@@ -63,6 +65,16 @@ impl Pulse {
         self.record(Verdict::Mute, &BreakerRule::default(), now);
     }
 
+    /// When the worker was asked for what is known of it that a restart changes.
+    pub fn told_at(&self) -> Instant {
+        Instant::from_micros(self.told.load(Ordering::Acquire))
+    }
+
+    /// The worker was asked at `asked`, and what came of it is in the fleet.
+    pub fn told(&self, asked: Instant) {
+        self.told.fetch_max(asked.as_micros(), Ordering::AcqRel);
+    }
+
     pub fn readmit(&self) {
         self.with(Breaker::readmit);
     }
@@ -85,25 +97,13 @@ impl Pulse {
 pub struct Seat {
     pub slot: u32,
     pub worker: Arc<Worker>,
-    /// How many sequences the worker runs at once; more are not sent to it. Read from the description.
-    pub window: Option<u32>,
     pub load: Arc<Load>,
     pub pulse: Arc<Pulse>,
 }
 
 impl Seat {
     pub fn new(slot: u32, worker: Worker) -> Seat {
-        let window = worker.window();
-        Seat { slot, worker: Arc::new(worker), window, load: Arc::default(), pulse: Arc::default() }
-    }
-
-    /// Has the window room for so many more sequences?
-    pub fn has_room(&self, rooms: u32) -> bool {
-        self.window.is_none_or(|window| self.load.in_flight().saturating_add(rooms) <= window)
-    }
-
-    fn described(&self, worker: Arc<Worker>) -> Seat {
-        Seat { window: worker.window(), worker, ..self.clone() }
+        Seat { slot, worker: Arc::new(worker), load: Arc::default(), pulse: Arc::default() }
     }
 }
 
@@ -149,13 +149,10 @@ impl Fleet {
         let mut seats = self.seats.clone();
         for change in changes {
             match change {
-                FleetChange::Join(seat) => {
-                    let seat = seat.described(seat.worker.clone());
-                    seats.insert(seat.slot, Arc::new(seat));
-                }
+                FleetChange::Join(seat) => drop(seats.insert(seat.slot, Arc::new(seat))),
                 FleetChange::Describe { slot, worker } => {
                     if let Some(old) = seats.get(&slot) {
-                        let seat = old.described(Arc::from(worker));
+                        let seat = Seat { worker: Arc::from(worker), ..Seat::clone(old) };
                         seats.insert(slot, Arc::new(seat));
                     }
                 }

@@ -1,26 +1,35 @@
 //! What do the legs say?
 //!
-//! One file an engine and connector: `(pair, ask, dice) -> Plan`, and `prefill answer -> decode edits`.
+//! One file an engine and connector: `(pair, ask, mint) -> Plan`, and `prefill answer -> decode edits`.
 //! Everything that an engine must be told so that the KV really moves is decided here and nowhere else;
 //! the driver carries a [`Plan`] out without knowing whose it is. A new engine is one file here, one arm
 //! of [`plan`], one golden transcript, one dialect of the simulator.
 //!
-//! Ids (rooms, request ids) are minted from the dice, fresh for every attempt, never from client input.
+//! Ids (rooms, transfer ids, request ids) come from the [`Mint`], fresh for every attempt, never from client
+//! input.
 
+mod deliver;
+mod finish;
+mod mint;
+mod mooncake;
 mod nixl;
 mod passthrough;
 mod sglang;
 mod shape;
 mod whole;
 
-use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 
+pub use deliver::{Deliver, Reading};
+pub use mint::Mint;
+pub use mooncake::engine_ids;
+
 use crate::ask::Ask;
-use crate::body::{BodyLimits, Edit, Envelope, scalar};
+use crate::body::Edit;
 use crate::dice::Dice;
-use crate::exchange::{Course, Handed};
-use crate::fleet::{Connector, Engine, Worker};
+use crate::exchange::{Course, Leg};
+use crate::fault::Fault;
+use crate::fleet::{Connector, Engine, Role, Worker};
 use crate::record::HandoffResult;
 
 pub type Edits = SmallVec<[Edit; 8]>;
@@ -36,32 +45,12 @@ pub struct Plan {
     pub deliver: Deliver,
     /// The id both engines get in `X-Request-Id`, so that their logs can be told together.
     pub request_id: String,
+    /// The data-parallel rank that a leg asks for in `X-data-parallel-rank`, by [`Leg`].
+    pub ranks: [Option<u32>; 2],
     /// `mode` of `smg_pd_kv_connector_mode_total`, for plans that have one.
     pub mode: Option<&'static str>,
     /// What is known of the hand-off before any leg has answered.
     pub result: HandoffResult,
-}
-
-/// How the decode leg learns of the prefill's KV.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deliver {
-    /// It was told up front, or there is nothing to tell.
-    Nothing,
-    /// NIXL: what the prefill returns is checked and relayed verbatim; nothing returned is a loss.
-    Nixl,
-    /// Another connector: whatever object the prefill returns is relayed; nothing returned is normal.
-    Relay,
-}
-
-/// The prefill's answer, read.
-#[derive(Clone, Debug)]
-pub struct Reading {
-    pub handed: Handed,
-    /// Further edits of the decode leg.
-    pub edits: Edits,
-    pub result: HandoffResult,
-    /// Why nothing was handed over, for the log.
-    pub why: Option<&'static str>,
 }
 
 /// The workers of a placement.
@@ -71,20 +60,71 @@ pub enum Pair<'a> {
     Legs { prefill: &'a Worker, decode: &'a Worker },
 }
 
+/// What plans are made by, the same for every request.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {}
+
 /// The plan for this request on these workers.
-pub fn plan(pair: Pair<'_>, ask: &Ask, dice: &mut Dice) -> Plan {
-    match pair {
-        Pair::Whole(worker) => whole::plan(worker, ask, dice),
+///
+/// # Errors
+/// These workers cannot serve this request, and no leg must be sent.
+pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> Result<Plan, Fault> {
+    let mut plan = match pair {
+        Pair::Whole(worker) => whole::plan(worker, ask, mint),
         Pair::Legs { prefill, decode: _ } => match (prefill.engine, prefill.connector()) {
-            (Engine::Vllm, Connector::Nixl) => nixl::plan(ask, dice),
+            (Engine::Vllm, Connector::Nixl) => nixl::plan(ask, mint),
+            (Engine::Vllm, Connector::Mooncake) => mooncake::plan(prefill, ask, mint),
             (Engine::Vllm | Engine::Generic | Engine::Trtllm, connector) => {
-                passthrough::plan(&connector, ask, dice)
+                passthrough::plan(&connector, ask, mint)
             }
             (Engine::Sglang | Engine::Tokenspeed | Engine::Unspecified, _) => {
-                sglang::plan(prefill, ask, dice)
+                sglang::plan(prefill, ask, mint)
             }
         },
+    };
+    plan.pin(pair);
+    Ok(plan)
+}
+
+impl Plan {
+    /// One leg, to the worker that answers: the client's body without what is the gateway's.
+    fn decode_only(ask: &Ask, mode: Option<&'static str>, mint: &mut Mint<'_>) -> Plan {
+        Plan {
+            course: nixl::DECODE_ONLY,
+            prefill: smallvec![],
+            decode: stripped(ask),
+            deliver: Deliver::Nothing,
+            request_id: request_id(ask, mint.dice),
+            ranks: [None; 2],
+            mode,
+            result: HandoffResult::None,
+        }
     }
+
+    /// A worker that is one rank of a vLLM engine gets its requests by the rank's number.
+    fn pin(&mut self, pair: Pair<'_>) {
+        let (prefill, answering) = match pair {
+            Pair::Whole(worker) => (None, worker),
+            Pair::Legs { prefill, decode } => (Some(prefill), decode),
+        };
+        for (leg, worker) in [(Leg::Prefill, prefill), (Leg::Decode, Some(answering))] {
+            let slot = &mut self.ranks[leg as usize];
+            *slot = slot.or(worker.and_then(rank));
+        }
+    }
+}
+
+/// Where a prefill worker tells the ids of its running engines, if its hand-off needs them: a URL that
+/// answers [`engine_ids`].
+pub fn engine_ids_url(worker: &Worker) -> Option<String> {
+    let needs = worker.role == Role::Prefill && worker.engine == Engine::Vllm;
+    (needs && worker.connector() == Connector::Mooncake)
+        .then(|| format!("{}/query", mooncake::bootstrap(worker)))
+}
+
+/// The rank by whose number a worker that is one of several of its engine gets its requests.
+pub fn rank(worker: &Worker) -> Option<u32> {
+    worker.dp_rank.filter(|_| worker.engine == Engine::Vllm)
 }
 
 /// The body that consumes a hand-off nobody wants any more: the decode leg's, capped at one token and not
@@ -93,39 +133,6 @@ pub fn release_edits(ask: &Ask, decode: &Edits) -> Edits {
     let mut edits = decode.clone();
     shape::one_token(ask, &mut edits);
     edits
-}
-
-impl Deliver {
-    /// What the prefill's answer gives the decode leg.
-    pub fn read(self, answer: &Bytes, limits: &BodyLimits) -> Reading {
-        let nothing = |result, why| Reading { handed: Handed::Nothing, edits: smallvec![], result, why };
-        if self == Deliver::Nothing {
-            return nothing(HandoffResult::None, None);
-        }
-        let params =
-            Envelope::parse(answer.clone(), limits).ok().and_then(|env| env.get_bytes("kv_transfer_params"));
-        match (self, params.filter(|p| p.as_ref() != b"null")) {
-            (Deliver::Nixl, None) => {
-                nothing(HandoffResult::Missing, Some("the prefill returned no kv_transfer_params"))
-            }
-            (_, None) => nothing(HandoffResult::None, None),
-            (Deliver::Nixl, Some(params)) => match nixl::check(&params) {
-                Ok(()) => over(params),
-                Err(why) => nothing(HandoffResult::Invalid, Some(why)),
-            },
-            (_, Some(params)) if scalar::kind(&params) == scalar::Kind::Object => over(params),
-            (_, Some(_)) => nothing(HandoffResult::Invalid, Some("kv_transfer_params is not an object")),
-        }
-    }
-}
-
-fn over(params: Bytes) -> Reading {
-    Reading {
-        handed: Handed::Over,
-        edits: smallvec![Edit::set("kv_transfer_params", params)],
-        result: HandoffResult::Relayed,
-        why: None,
-    }
 }
 
 /// A fresh id for the engines, such as `chatcmpl-` and 24 letters and digits.
@@ -139,4 +146,9 @@ fn request_id(ask: &Ask, dice: &mut Dice) -> String {
 /// The client's body without the members that are the gateway's.
 fn stripped(ask: &Ask) -> Edits {
     ask.strip.iter().cloned().collect()
+}
+
+/// A text as JSON.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }

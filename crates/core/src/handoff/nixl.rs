@@ -12,12 +12,12 @@
 //! legs would have different prompts, and the decode the wrong KV), and one for the prompt's own log
 //! probabilities, which the decode has to compute anyway (seen on vLLM 0.32).
 
-use smallvec::smallvec;
+use bytes::Bytes;
 
-use super::{Deliver, Plan, request_id, shape, stripped};
+use super::deliver::{Deliver, Reading};
+use super::{Mint, Plan, shape};
 use crate::ask::Ask;
 use crate::body::{Edit, scalar};
-use crate::dice::Dice;
 use crate::exchange::{Abort, Course, Order, Start};
 use crate::record::HandoffResult;
 
@@ -34,17 +34,8 @@ pub(super) const IN_TURN: Course = Course {
 
 pub(super) const DECODE_ONLY: Course = Course { order: Order::Single, release: false, ..IN_TURN };
 
-pub fn plan(ask: &Ask, dice: &mut Dice) -> Plan {
-    let decode = stripped(ask);
-    let mut plan = Plan {
-        course: DECODE_ONLY,
-        prefill: smallvec![],
-        decode,
-        deliver: Deliver::Nothing,
-        request_id: request_id(ask, dice),
-        mode: Some("nixl"),
-        result: HandoffResult::None,
-    };
+pub fn plan(ask: &Ask, mint: &mut Mint<'_>) -> Plan {
+    let mut plan = Plan::decode_only(ask, Some("nixl"), mint);
     if hands_over(ask) {
         plan.course = IN_TURN;
         plan.deliver = Deliver::Nixl;
@@ -53,6 +44,18 @@ pub fn plan(ask: &Ask, dice: &mut Dice) -> Plan {
         plan.prefill.push(Edit::set("kv_transfer_params", TAG));
     }
     plan
+}
+
+/// What the prefill returned, for the decode.
+pub(super) fn read(params: Option<Bytes>) -> Reading {
+    let Some(params) = params else {
+        let why = "the prefill returned no kv_transfer_params";
+        return Reading::nothing(HandoffResult::Missing, Some(why));
+    };
+    match check(&params) {
+        Ok(()) => Reading::over(params),
+        Err(why) => Reading::nothing(HandoffResult::Invalid, Some(why)),
+    }
 }
 
 /// Is a hand-off of use, and safe, for this request?
@@ -72,7 +75,7 @@ fn is_mistaken(ask: &Ask) -> bool {
 ///
 /// # Errors
 /// What is wrong with it, in words for the log.
-pub(super) fn check(params: &[u8]) -> Result<(), &'static str> {
+fn check(params: &[u8]) -> Result<(), &'static str> {
     if scalar::kind(params) != scalar::Kind::Object {
         return Err("kv_transfer_params is not an object");
     }

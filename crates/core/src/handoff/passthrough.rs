@@ -2,27 +2,14 @@
 //! nothing is tagged, the prefill still runs first, and whatever `kv_transfer_params` it returns is
 //! relayed (page, "Connector Modes"). A store connector works by that: the KV goes through the store.
 
-use smallvec::smallvec;
-
-use super::nixl::{DECODE_ONLY, IN_TURN, hands_over};
-use super::{Deliver, Plan, request_id, shape, stripped};
+use super::nixl::{IN_TURN, hands_over};
+use super::{Deliver, Mint, Plan, shape};
 use crate::ask::Ask;
-use crate::dice::Dice;
 use crate::exchange::Course;
 use crate::fleet::Connector;
-use crate::record::HandoffResult;
 
-pub fn plan(connector: &Connector, ask: &Ask, dice: &mut Dice) -> Plan {
-    let decode = stripped(ask);
-    let mut plan = Plan {
-        course: DECODE_ONLY,
-        prefill: smallvec![],
-        decode,
-        deliver: Deliver::Nothing,
-        request_id: request_id(ask, dice),
-        mode: Some(connector.mode()),
-        result: HandoffResult::None,
-    };
+pub fn plan(connector: &Connector, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
+    let mut plan = Plan::decode_only(ask, Some(connector.mode()), mint);
     if hands_over(ask) {
         plan.course = Course { release: false, ..IN_TURN };
         plan.deliver = Deliver::Relay;

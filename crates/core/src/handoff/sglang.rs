@@ -13,10 +13,9 @@
 
 use bytes::Bytes;
 
-use super::{Deliver, Plan, request_id, stripped};
+use super::{Deliver, Mint, Plan, quoted, request_id, stripped};
 use crate::ask::Ask;
 use crate::body::Edit;
-use crate::dice::Dice;
 use crate::exchange::{Abort, Course, Order, Start};
 use crate::fleet::Worker;
 use crate::record::HandoffResult;
@@ -30,14 +29,14 @@ const TOGETHER: Course = Course {
     whole: false,
 };
 
-pub fn plan(prefill: &Worker, ask: &Ask, dice: &mut Dice) -> Plan {
+pub fn plan(prefill: &Worker, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
     let mut edits = stripped(ask);
     let host = quoted(&prefill.bootstrap_host);
     let port = prefill.bootstrap_port.map_or_else(|| "null".to_owned(), |p| p.to_string());
     let (host, port, room) = match rooms(ask) {
-        None => (host, port, dice.room().to_string()),
+        None => (host, port, mint.dice.room().to_string()),
         Some(n) => {
-            let rooms: Vec<String> = (0..n).map(|_| dice.room().to_string()).collect();
+            let rooms: Vec<String> = (0..n).map(|_| mint.dice.room().to_string()).collect();
             (list(&vec![host; n]), list(&vec![port; n]), list(&rooms))
         }
     };
@@ -50,7 +49,8 @@ pub fn plan(prefill: &Worker, ask: &Ask, dice: &mut Dice) -> Plan {
         prefill: edits.clone(),
         decode: edits,
         deliver: Deliver::Nothing,
-        request_id: request_id(ask, dice),
+        request_id: request_id(ask, mint.dice),
+        ranks: [None; 2],
         mode: None,
         result: HandoffResult::Minted,
     }
@@ -65,10 +65,6 @@ fn rooms(ask: &Ask) -> Option<usize> {
         _ => return None,
     };
     Some(n as usize)
-}
-
-fn quoted(s: &str) -> String {
-    serde_json::Value::from(s).to_string()
 }
 
 fn list(items: &[String]) -> String {

@@ -2,16 +2,20 @@
 //!
 //! ```text
 //! ## title
-//! = vllm connector=NixlConnector     the workers: an engine and what is registered of the prefill
+//! = vllm connector=NixlConnector     the workers: an engine, and what is registered of them
 //! = POST /v1/chat/completions
 //! {"model":"m"}                      the client's body, to the next mark
 //! <<<                                the prefill's answer, if it is not the usual one
 //! {"kv_transfer_params":null}
 //! --- ...                            what came out
 //! ```
+//!
+//! Words about the workers count for both legs; `p.` and `d.` before a word limit it to the prefill or the
+//! decode. Anything after the path is the `X-Request-Id` of the client.
 
 use baton_core::ask::Api;
 use baton_core::fleet::{Engine, Role, Worker};
+use baton_core::handoff::Rules;
 use bytes::Bytes;
 
 /// What a prefill answers unless the case says otherwise.
@@ -25,6 +29,7 @@ pub struct Case {
     pub prefill: Option<Worker>,
     /// The worker that answers: the decode, or the one that does all.
     pub answering: Worker,
+    pub rules: Rules,
     pub body: Bytes,
     pub answer: Option<Bytes>,
     /// Show the throw-away decode as well.
@@ -39,7 +44,8 @@ pub fn read(text: &str) -> (String, Vec<Case>) {
 }
 
 fn case(text: &str) -> Case {
-    let input = text.split("\n--- ").next().unwrap();
+    // A case that was never run has no mark yet, but the blank line before the next case.
+    let input = text.split_once("\n--- ").map_or(text.trim_end_matches('\n'), |(input, _)| input);
     let (title, rest) = input.split_once('\n').expect("a title, then the workers");
     let (workers, rest) = rest.split_once('\n').expect("the workers, then the route");
     let (route, rest) = rest.split_once('\n').expect("the route, then a body");
@@ -48,38 +54,73 @@ fn case(text: &str) -> Case {
         None => (rest, None),
     };
     let path = route.strip_prefix("= POST ").expect("= POST and a path");
-    let words: Vec<&str> = workers.strip_prefix("= ").expect("= and the workers").split(' ').collect();
-    let (prefill, answering, release) = pair(&words);
+    let words = workers.strip_prefix("= ").expect("= and the workers").split(' ');
+    let cast = Cast::of(words);
     Case {
         title: title.to_owned(),
         source: format!("## {input}\n"),
         api: Api::of_path(path).expect("a route that generates"),
-        prefill,
-        answering,
+        prefill: (!cast.alone).then_some(cast.prefill),
+        answering: cast.answering,
+        rules: cast.rules,
         body: Bytes::copy_from_slice(body.as_bytes()),
         answer,
-        release,
+        release: cast.release,
     }
 }
 
-fn pair(words: &[&str]) -> (Option<Worker>, Worker, bool) {
-    let mut prefill = Worker::new("p", "http://10.0.0.4:8000", Role::Prefill);
-    let (mut alone, mut release) = (false, false);
-    for word in words {
-        match word.split_once('=') {
-            None if *word == "whole" => alone = true,
-            None if *word == "release" => release = true,
-            None => prefill.engine = Engine::parse(word).expect("an engine"),
-            Some(("port", port)) => prefill.bootstrap_port = Some(port.parse().unwrap()),
-            Some(("connector", name)) => prefill.kv_connector = Some(name.to_owned()),
-            Some(("url", url)) => {
-                prefill =
-                    Worker { bootstrap_host: Worker::new("p", url, Role::Prefill).bootstrap_host, ..prefill };
+/// The workers of a case, and how they are to be used.
+struct Cast {
+    prefill: Worker,
+    answering: Worker,
+    rules: Rules,
+    alone: bool,
+    release: bool,
+}
+
+impl Cast {
+    fn of<'a>(words: impl Iterator<Item = &'a str>) -> Cast {
+        let mut cast = Cast {
+            prefill: Worker::new("p", "http://10.0.0.4:8000", Role::Prefill),
+            answering: Worker::new("d", "http://10.0.0.5:8000", Role::Decode),
+            rules: Rules::default(),
+            alone: false,
+            release: false,
+        };
+        for word in words {
+            match (word, word.split_once('.')) {
+                ("whole", _) => (cast.alone, cast.answering.role) = (true, Role::Whole),
+                ("release", _) => cast.release = true,
+                (_, Some(("p", word))) => register(&mut cast.prefill, word),
+                (_, Some(("d", word))) => register(&mut cast.answering, word),
+                _ => {
+                    register(&mut cast.prefill, word);
+                    register(&mut cast.answering, word);
+                }
             }
-            Some(other) => panic!("nothing registered is called {other:?}"),
         }
+        cast
     }
-    let role = if alone { Role::Whole } else { Role::Decode };
-    let answering = Worker { id: "d".into(), role, ..prefill.clone() };
-    ((!alone).then_some(prefill), answering, release)
+}
+
+fn register(worker: &mut Worker, word: &str) {
+    match word.split_once('=') {
+        None => worker.engine = Engine::parse(word).expect("an engine"),
+        Some(("port", port)) => worker.bootstrap_port = Some(port.parse().unwrap()),
+        Some(("connector", name)) => worker.kv_connector = Some(name.to_owned()),
+        Some(("engine-id", id)) => worker.kv_engine_id = Some(id.to_owned()),
+        // As the engine's own bootstrap server tells them, rank by rank.
+        Some(("live", list)) => {
+            worker.kv_engine_ids = Some((0..).zip(list.split(',').map(str::to_owned)).collect());
+        }
+        Some(("rank", rank)) => {
+            let (rank, size) = rank.split_once('/').expect("rank=R/SIZE");
+            (worker.dp_rank, worker.dp_size) = (Some(rank.parse().unwrap()), Some(size.parse().unwrap()));
+        }
+        Some(("url", url)) => {
+            worker.url = url.to_owned();
+            worker.bootstrap_host = Worker::new("x", url, worker.role).bootstrap_host;
+        }
+        Some((label, value)) => drop(worker.labels.insert(label.to_owned(), value.to_owned())),
+    }
 }

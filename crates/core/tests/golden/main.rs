@@ -14,13 +14,15 @@ mod shapes;
 
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 
 use baton_core::ask::Ask;
 use baton_core::body::{BodyLimits, Edit, Envelope};
 use baton_core::dice::Dice;
-use baton_core::exchange::{Abort, Course, Handed, Order, Start};
+use baton_core::exchange::{Abort, Course, Handed, Leg, Order, Start};
 use baton_core::fault::Fault;
-use baton_core::handoff::{Deliver, Edits, Pair, Plan, plan, release_edits};
+use baton_core::handoff::{Deliver, Edits, Mint, Pair, Plan, plan, release_edits};
+
 use bytes::Bytes;
 use expect_test::expect_file;
 
@@ -49,7 +51,10 @@ fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
         Some(prefill) => Pair::Legs { prefill, decode: &case.answering },
         None => Pair::Whole(&case.answering),
     };
-    let plan = plan(pair, ask, &mut Dice::new(1));
+    let plan = match minted(1, |mint| plan(pair, ask, &case.rules, mint)) {
+        Ok(plan) => plan,
+        Err(fault) => return refused(&fault),
+    };
     let mut out = format!("--- plan\n{}\n", say(&plan));
     let mut decode = plan.decode.clone();
     let mut handed = Handed::Nothing;
@@ -62,7 +67,8 @@ fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
     }
     if plan.course.order == Order::InTurn {
         let answer = case.answer.clone().unwrap_or_else(|| case::ANSWER.into());
-        let reading = plan.deliver.read(&answer, &BodyLimits::default());
+        let prefill = case.prefill.as_ref().expect("a pair");
+        let reading = plan.deliver.read(&answer, prefill, &BodyLimits::default());
         let why = reading.why.map(|why| format!(": {why}")).unwrap_or_default();
         writeln!(out, "--- hand-off {}{why}", reading.result.as_str()).unwrap();
         decode.extend(reading.edits);
@@ -99,14 +105,28 @@ fn say(plan: &Plan) -> String {
         Abort::Detach => ", an unwanted prefill is drained",
     };
     let release = if release { ", unwanted KV is released" } else { "" };
-    let deliver = match plan.deliver {
+    let deliver = match &plan.deliver {
         Deliver::Nothing => "",
         Deliver::Nixl => ", the answer is checked",
         Deliver::Relay => ", the answer is relayed",
+        Deliver::Mooncake(_) if plan.deliver.quotes_engine() => {
+            ", the engine is asked again if it may be new"
+        }
+        Deliver::Mooncake(_) => ", of the answer only its ending counts",
     };
     let mode = plan.mode.map(|mode| format!(", mode {mode}")).unwrap_or_default();
+    let pins: String = [Leg::Prefill, Leg::Decode]
+        .into_iter()
+        .filter_map(|leg| Some(format!(", {leg:?} pinned to rank {}", plan.ranks[leg as usize]?)))
+        .collect();
     let (result, id) = (plan.result.as_str(), &plan.request_id);
-    format!("{order}, {start}{abort}{release}{deliver}{mode}, hand-off {result}, {id}")
+    format!("{order}, {start}{abort}{release}{deliver}{mode}{pins}, hand-off {result}, {id}")
+}
+
+/// Ids of one seed, at one moment.
+pub fn minted<T>(seed: u64, make: impl FnOnce(&mut Mint<'_>) -> T) -> T {
+    let (mut dice, serial) = (Dice::new(seed), AtomicU64::new(0));
+    make(&mut Mint { dice: &mut dice, unix_ms: 1_700_000_000_000, serial: &serial })
 }
 
 /// The leg's body, once it was found to be the client's outside of the edits.
@@ -156,6 +176,11 @@ fn vllm_nixl_shapes() {
 #[test]
 fn vllm_nixl_hand_offs() {
     check("nixl-answers.txt");
+}
+
+#[test]
+fn vllm_mooncake() {
+    check("mooncake.txt");
 }
 
 #[test]

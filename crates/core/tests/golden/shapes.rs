@@ -1,14 +1,16 @@
 //! What must hold for the legs of any request: bodies put together at random from members that matter.
 
+use std::sync::atomic::AtomicU64;
+
 use baton_core::ask::{Api, Ask, OWNED, OWNED_PREFIX};
 use baton_core::body::{BodyLimits, Envelope, scalar};
 use baton_core::dice::Dice;
 use baton_core::exchange::Order;
 use baton_core::fleet::{Engine, Role, Worker};
-use baton_core::handoff::{Pair, plan, release_edits};
+use baton_core::handoff::{Mint, Pair, Rules, plan, release_edits};
 use proptest::prelude::*;
 
-use crate::leg;
+use crate::{leg, minted};
 
 /// Members as a client may write them, and what is best not believed of them.
 const MEMBERS: [&str; 34] = [
@@ -58,20 +60,31 @@ fn body() -> impl Strategy<Value = String> {
     })
 }
 
-fn workers() -> Vec<Worker> {
-    let kinds = [
-        (Engine::Sglang, None),
-        (Engine::Vllm, Some("NixlConnector")),
-        (Engine::Vllm, Some("MooncakeStoreConnector")),
-        (Engine::Vllm, None),
-        (Engine::Generic, None),
-    ];
-    let worker = |(engine, connector): (Engine, Option<&str>)| Worker {
-        engine,
-        kv_connector: connector.map(str::to_owned),
-        ..Worker::new("p", "http://p:1", Role::Prefill)
+/// A pair's workers, and the members that the gateway itself writes into each leg of a pair in turn.
+struct Kind {
+    prefill: Worker,
+    tags: [&'static [&'static str]; 2],
+}
+
+fn kinds() -> Vec<Kind> {
+    const PARAMS: &[&str] = &["kv_transfer_params"];
+    let kind = |engine, connector: Option<&str>, tags| Kind {
+        prefill: Worker {
+            engine,
+            kv_connector: connector.map(str::to_owned),
+            kv_engine_id: Some("e".into()),
+            ..Worker::new("p", "http://p:1", Role::Prefill)
+        },
+        tags,
     };
-    kinds.into_iter().map(worker).collect()
+    vec![
+        kind(Engine::Sglang, None, [&[], &[]]),
+        kind(Engine::Vllm, Some("NixlConnector"), [PARAMS, &[]]),
+        kind(Engine::Vllm, Some("MooncakeConnector"), [PARAMS, &[]]),
+        kind(Engine::Vllm, Some("MooncakeStoreConnector"), [&[], &[]]),
+        kind(Engine::Vllm, None, [&[], &[]]),
+        kind(Engine::Generic, None, [&[], &[]]),
+    ]
 }
 
 /// The value of a member of a leg; null and absent are the same to an engine.
@@ -116,10 +129,10 @@ proptest! {
         let envelope = parsed(body);
         for api in Api::ALL {
             let Ok(ask) = Ask::read(api, &envelope) else { continue };
-            for prefill in workers() {
+            for Kind { prefill, tags } in kinds() {
                 let decode = Worker { role: Role::Decode, ..prefill.clone() };
                 let pair = Pair::Legs { prefill: &prefill, decode: &decode };
-                let made = plan(pair, &ask, &mut Dice::new(seed));
+                let made = minted(seed, |mint| plan(pair, &ask, &Rules::default(), mint)).unwrap();
                 let decode = parsed(leg(&envelope, &made.decode));
                 match made.course.order {
                     Order::Single => no_foreign_hand_off(&decode, &[]),
@@ -130,10 +143,9 @@ proptest! {
                         rooms(&decode, &ask);
                     }
                     Order::InTurn => {
-                        let tagged: &[&str] = if made.course.release { &["kv_transfer_params"] } else { &[] };
                         let prefill = parsed(leg(&envelope, &made.prefill));
-                        no_foreign_hand_off(&prefill, tagged);
-                        no_foreign_hand_off(&decode, &[]);
+                        no_foreign_hand_off(&prefill, tags[0]);
+                        no_foreign_hand_off(&decode, tags[1]);
                         one_token(&prefill, api);
                         one_token(&parsed(leg(&envelope, &release_edits(&ask, &made.decode))), api);
                         assert!(ask.n <= 1 && ask.batch.is_none_or(|b| b <= 1), "a hand-off for several");
@@ -141,7 +153,7 @@ proptest! {
                 }
             }
             let whole = Worker::new("w", "http://w:1", Role::Whole);
-            let made = plan(Pair::Whole(&whole), &ask, &mut Dice::new(seed));
+            let made = minted(seed, |mint| plan(Pair::Whole(&whole), &ask, &Rules::default(), mint)).unwrap();
             no_foreign_hand_off(&parsed(leg(&envelope, &made.decode)), &[]);
         }
     }
@@ -172,12 +184,13 @@ fn rooms(leg: &Envelope, ask: &Ask) {
 fn ids_are_fresh_for_each_attempt_and_repeat_with_the_seed() {
     let envelope = parsed(r#"{"bootstrap_room":5,"rid":"same","prompt":["a","b"]}"#.to_owned());
     let ask = Ask::read(Api::Completions, &envelope).unwrap();
-    let prefill = &workers()[0];
+    let prefill = &kinds()[0].prefill;
     let attempts = |seed| {
         let mut dice = Dice::new(seed);
         let pair = Pair::Legs { prefill, decode: prefill };
         let mut attempt = || {
-            let made = plan(pair, &ask, &mut dice);
+            let mut mint = Mint { dice: &mut dice, unix_ms: 1, serial: &AtomicU64::new(0) };
+            let made = plan(pair, &ask, &Rules::default(), &mut mint).unwrap();
             (leg(&envelope, &made.decode), made.request_id)
         };
         [attempt(), attempt()]

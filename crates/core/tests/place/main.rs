@@ -8,5 +8,4 @@ mod burst;
 mod partner;
 mod probes;
 mod spread;
-mod windows;
 mod yard;

@@ -3,6 +3,8 @@
 //! One notation for the named stories and for the scripts. Plans are not written down here but asked of the
 //! hand-offs themselves, for a request of the kind that the name says.
 
+use std::sync::atomic::AtomicU64;
+
 use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Envelope};
 use baton_core::breaker::Verdict;
@@ -10,12 +12,12 @@ use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Course, Event, Failure, Handed, Leg, Order};
 use baton_core::fault::{Fault, LegName, Refusal};
 use baton_core::fleet::{Engine, Role, Worker};
-use baton_core::handoff::{Pair, plan};
+use baton_core::handoff::{Mint, Pair, Rules, plan};
 use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 
 use crate::walk::{IN_TURN_FREE, TOGETHER_READ, WHOLE};
-use crate::world::{Bend, SHED, Subject, World};
+use crate::world::{Bend, Subject, World};
 
 /// One exchange, told line by line.
 pub struct Telling {
@@ -48,9 +50,6 @@ impl Telling {
             ["begin"] => Event::Begin,
             ["placed", request] => Event::Placed(course(request)),
             ["unplaced"] => Event::Unplaced(Fault::NoWorker { leg: LegName::Decode, registered: true }),
-            ["full"] => Event::Full(SHED),
-            ["room"] => Event::Room,
-            ["queue", "over"] => Event::QueueOver,
             ["head", leg] => Event::Head(self.leg(leg).0),
             ["answered", "over"] => Event::Answered(Handed::Over),
             ["answered", "final"] => Event::Answered(Handed::Final),
@@ -117,7 +116,6 @@ fn say(action: &Action) -> String {
     };
     match action {
         Action::Place => "place".to_owned(),
-        Action::Queue => "queue".to_owned(),
         Action::Send(leg) => format!("send {}", name(leg)),
         Action::Cancel(leg) => format!("cancel {}", name(leg)),
         Action::Detach(leg) => format!("detach {}", name(leg)),
@@ -167,7 +165,9 @@ pub fn course(request: &str) -> Course {
         "whole" => Pair::Whole(&decode),
         _ => Pair::Legs { prefill: &prefill, decode: &decode },
     };
-    plan(pair, &ask, &mut Dice::new(1)).course
+    let (mut dice, serial) = (Dice::new(1), AtomicU64::new(0));
+    let mut mint = Mint { dice: &mut dice, unix_ms: 0, serial: &serial };
+    plan(pair, &ask, &Rules::default(), &mut mint).unwrap().course
 }
 
 /// The first wait before another attempt, as the stories show it.

@@ -59,7 +59,11 @@ impl Drive {
         };
         let mut edits = plan.decode.clone();
         edits.extend(self.derived.iter().cloned());
-        let request = self.request(&handoff::release_edits(&self.ask, &edits), &plan.request_id);
+        let request = self.request(
+            &handoff::release_edits(&self.ask, &edits),
+            &plan.request_id,
+            handoff::rank(&taken.seat.worker),
+        );
         let io = upstream::Leg::send(&self.lane.pool, self.lane.clock, &taken.seat, request, Want::Drained);
         let limit = self.gateway.rules.exchange.release_timeout;
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());

@@ -1,14 +1,29 @@
 //! Sending legs, and reading what they say.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
 use baton_core::exchange::{Event, Failure, Leg, Order};
 use baton_core::fault::{Fault, LegName, read_refusal};
+use baton_core::fleet::Worker;
 use baton_core::handoff::Edits;
+use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, header};
+use http::{HeaderName, HeaderValue, Method, header};
 
 use super::Drive;
 use crate::edge::answer::REQUEST_ID;
 use crate::upstream::{self, LegBody, LegEvent, LegRequest, Want};
+
+/// Which rank of the engine is to serve (vLLM 0.33; SGLang takes it too).
+const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+
+/// A prefill's answer that has to wait until its worker has said that it is still the same.
+pub(super) struct Held {
+    pub answer: Bytes,
+    pub again: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
 
 impl Drive {
     pub(super) fn send(&mut self, leg: Leg) {
@@ -21,13 +36,14 @@ impl Drive {
                 Want::Whole { max_bytes: self.gateway.rules.exchange.prefill_answer_max_bytes }
             }
         };
+        let rank = plan.ranks[leg as usize];
         let request = match leg {
-            Leg::Prefill => self.request(&plan.prefill, &plan.request_id),
-            Leg::Decode if self.derived.is_empty() => self.request(&plan.decode, &plan.request_id),
+            Leg::Prefill => self.request(&plan.prefill, &plan.request_id, rank),
+            Leg::Decode if self.derived.is_empty() => self.request(&plan.decode, &plan.request_id, rank),
             Leg::Decode => {
                 let mut edits = plan.decode.clone();
                 edits.extend(self.derived.iter().cloned());
-                self.request(&edits, &plan.request_id)
+                self.request(&edits, &plan.request_id, rank)
             }
         };
         let moments = &mut self.record.moments;
@@ -39,12 +55,16 @@ impl Drive {
             Some(upstream::Leg::send(&self.lane.pool, self.lane.clock, &taken.seat, request, want));
     }
 
-    /// The client's request with these edits, under the id that both engines log.
-    pub(super) fn request(&self, edits: &Edits, request_id: &str) -> LegRequest {
+    /// The client's request with these edits, under the id that both engines log, for one rank of the
+    /// engine where the plan wants it there.
+    pub(super) fn request(&self, edits: &Edits, request_id: &str, rank: Option<u32>) -> LegRequest {
         let mut headers = self.forward.clone();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Ok(id) = HeaderValue::from_str(request_id) {
             headers.insert(REQUEST_ID, id);
+        }
+        if let Some(rank) = rank {
+            headers.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
         }
         LegRequest {
             method: Method::POST,
@@ -52,6 +72,29 @@ impl Drive {
             headers,
             body: LegBody::new(self.body.splice(edits).pieces()),
         }
+    }
+
+    /// Holds an answer back while its worker is asked whether it is still the one that the plan knew.
+    pub(super) fn unless_held(&mut self, event: LegEvent) -> Option<LegEvent> {
+        let LegEvent::Answer(answer) = event else { return Some(event) };
+        let (leg, taken) = (&self.legs[Leg::Prefill as usize], &self.taken[Leg::Prefill as usize]);
+        let quotes = self.plan.as_ref().is_some_and(|plan| plan.deliver.quotes_engine());
+        match (leg.as_ref().and_then(upstream::Leg::same_since), taken) {
+            (Some(since), Some(taken)) if quotes && taken.seat.pulse.told_at() < since => {
+                let again = self.gateway.registry.clone().ask_again(taken.seat.slot, since);
+                self.held = Some(Held { answer, again: Box::pin(again) });
+                None
+            }
+            _ => Some(LegEvent::Answer(answer)),
+        }
+    }
+
+    /// What is known of the prefill worker now.
+    fn prefill_now(&self) -> Option<Arc<Worker>> {
+        let taken = self.taken[Leg::Prefill as usize].as_ref()?;
+        let fleet = self.gateway.registry.fleet();
+        let now = fleet.seat(taken.seat.slot).map(|seat| &seat.worker);
+        Some(now.unwrap_or(&taken.seat.worker).clone())
     }
 
     /// What a leg's event means for the exchange.
@@ -72,7 +115,8 @@ impl Drive {
             LegEvent::Answer(answer) => {
                 self.record.moments.prefill_done = Some(now);
                 let Some(plan) = &self.plan else { return Event::Ended(leg) };
-                let reading = plan.deliver.read(&answer, &self.gateway.rules.answer);
+                let Some(prefill) = self.prefill_now() else { return Event::Ended(leg) };
+                let reading = plan.deliver.read(&answer, &prefill, &self.gateway.rules.answer);
                 if let Some(why) = reading.why {
                     let worker = self.record.prefill.as_ref().map_or("", |w| w.url.as_str());
                     tracing::warn!(worker, why, "no hand-off: the decode computes the prompt itself");

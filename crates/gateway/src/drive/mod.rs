@@ -9,21 +9,22 @@ pub mod fan;
 pub use background::sweep;
 mod legs;
 
+use legs::Held;
+
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use baton_core::ask::Ask;
 use baton_core::body::Envelope;
 use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::Fault;
-use baton_core::handoff::{self, Edits, Pair, Plan};
-use baton_core::place::{Look, Miss, Placement, Taken};
-use baton_core::record::{Record, Retried};
+use baton_core::handoff::{self, Edits, Mint, Pair, Plan};
+use baton_core::place::{Look, Placement, Taken};
+use baton_core::record::{HandoffResult, Record, Retried};
 use http::HeaderMap;
 use smallvec::SmallVec;
 use tokio::time::Sleep;
@@ -32,11 +33,7 @@ use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::telemetry::ExchangeSpan;
-use crate::upstream::{self, Head};
-
-/// How often a request that waits for a decode worker's room tries again, and for how long (SMG 1.13).
-const ROOM_RETRY: Duration = Duration::from_millis(50);
-const ROOM_WAIT: Duration = Duration::from_secs(30);
+use crate::upstream::{self, Head, LegEvent};
 
 /// What the client gets next.
 pub enum Turn {
@@ -71,11 +68,10 @@ pub struct Drive {
     derived: Edits,
     taken: [Option<Taken>; 2],
     legs: [Option<upstream::Leg>; 2],
+    held: Option<Held>,
     tried: SmallVec<[u32; 4]>,
     deadline: Option<Pin<Box<Sleep>>>,
     backoff: Option<Pin<Box<Sleep>>>,
-    /// Since when the request waits for room on a decode worker.
-    queued: Option<baton_core::time::Instant>,
     pending: VecDeque<Event>,
     head: Option<Head>,
     told: Option<Fault>,
@@ -99,10 +95,10 @@ impl Drive {
             derived: Edits::new(),
             taken: [None, None],
             legs: [None, None],
+            held: None,
             tried: SmallVec::new(),
             deadline: None,
             backoff: None,
-            queued: None,
             pending: VecDeque::new(),
             head: None,
             told: None,
@@ -148,7 +144,7 @@ impl Drive {
                 self.pending.push_back(event);
             }
             Action::Send(leg) => self.send(leg),
-            Action::Cancel(leg) => self.legs[leg as usize] = None,
+            Action::Cancel(leg) => self.close(leg),
             Action::Detach(leg) => self.detach(leg),
             Action::Release => self.release(),
             Action::Judge(leg, verdict) => {
@@ -157,7 +153,7 @@ impl Drive {
                 }
             }
             Action::Free(leg) => {
-                self.legs[leg as usize] = None;
+                self.close(leg);
                 self.taken[leg as usize] = None;
             }
             Action::Start | Action::Tell => {}
@@ -173,20 +169,14 @@ impl Drive {
                 }
                 self.backoff = Some(Box::pin(tokio::time::sleep(wait)));
             }
-            Action::Queue => {
-                self.queued.get_or_insert(self.lane.clock.now());
-                self.backoff = Some(Box::pin(tokio::time::sleep(ROOM_RETRY)));
-            }
             Action::Settle(outcome) => self.settle(outcome),
         }
     }
 
-    /// A wait is over: for room, or between two attempts.
-    fn waited(&mut self) -> Event {
-        match self.queued {
-            Some(since) if self.lane.clock.now().since(since) >= ROOM_WAIT => Event::QueueOver,
-            Some(_) => Event::Room,
-            None => Event::Resume,
+    fn close(&mut self, leg: Leg) {
+        self.legs[leg as usize] = None;
+        if leg == Leg::Prefill {
+            self.held = None;
         }
     }
 
@@ -196,24 +186,18 @@ impl Drive {
         let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
         let placement = match gateway.strategy.place(&look, &mut self.dice) {
             Ok(placement) => placement,
-            Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
-            Err(Miss::Full(fault)) => return Event::Full(fault),
+            Err(fault) => return Event::Unplaced(fault),
         };
         self.derived.clear();
-        self.queued = None;
+        let plan = match self.plan(&placement) {
+            Ok(plan) => plan,
+            Err(fault) => return self.unplanned(placement, fault),
+        };
         let record = &mut self.record;
         record.attempts += 1;
-        let plan = match &placement {
-            Placement::Whole { worker } => {
-                (record.pd, record.prefill) = (false, None);
-                handoff::plan(Pair::Whole(&worker.seat.worker), &self.ask, &mut self.dice)
-            }
-            Placement::Pair { prefill, decode } => {
-                record.pd = true;
-                record.prefill = Some(prefill.seat.worker.clone());
-                let pair = Pair::Legs { prefill: &prefill.seat.worker, decode: &decode.seat.worker };
-                handoff::plan(pair, &self.ask, &mut self.dice)
-            }
+        (record.pd, record.prefill) = match &placement {
+            Placement::Whole { .. } => (false, None),
+            Placement::Pair { prefill, .. } => (true, Some(prefill.seat.worker.clone())),
         };
         (record.mode, record.handoff) = (plan.mode, plan.result);
         let course = plan.course;
@@ -233,6 +217,37 @@ impl Drive {
         Event::Placed(course)
     }
 
+    fn plan(&mut self, placement: &Placement) -> Result<Plan, Fault> {
+        let pair = match placement {
+            Placement::Whole { worker } => Pair::Whole(&worker.seat.worker),
+            Placement::Pair { prefill, decode } => {
+                Pair::Legs { prefill: &prefill.seat.worker, decode: &decode.seat.worker }
+            }
+        };
+        let gateway = &self.gateway;
+        let unix_ms = self.lane.clock.unix_millis();
+        let mut mint = Mint { dice: &mut self.dice, unix_ms, serial: &gateway.serial };
+        handoff::plan(pair, &self.ask, &gateway.rules.handoff, &mut mint)
+    }
+
+    /// No leg is sent to these workers: they get their places back, and their probes.
+    fn unplanned(&mut self, placement: Placement, fault: Fault) -> Event {
+        let legs = match placement {
+            Placement::Whole { worker } => [None, Some(worker)],
+            Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
+        };
+        for taken in legs.iter().flatten() {
+            taken.seat.pulse.step_back(self.lane.clock.now());
+        }
+        let url = |leg: &Option<Taken>| leg.as_ref().map_or(String::new(), |t| t.seat.worker.url.clone());
+        let [prefill, decode] = &legs;
+        let reason = fault.reason().unwrap_or_default();
+        tracing::warn!(code = fault.code(), reason, prefill = url(prefill), decode = url(decode), "no plan");
+        self.record.pd = prefill.is_some();
+        self.record.handoff = HandoffResult::unplanned(&fault);
+        Event::Unplaced(fault)
+    }
+
     /// The plan does without a prefill: the chosen one gets its place back, and its probe.
     fn forgo_prefill(&mut self) {
         if let Some(prefill) = self.taken[Leg::Prefill as usize].take() {
@@ -249,15 +264,19 @@ impl Drive {
         for leg in [Leg::Prefill, Leg::Decode] {
             if let Some(slot) = self.legs[leg as usize].as_mut()
                 && let Poll::Ready(event) = slot.poll_event(cx)
+                && let Some(event) = self.unless_held(event)
             {
                 return Poll::Ready(self.told_by(leg, event));
             }
+        }
+        if let Some(held) = self.held.take_if(|held| held.again.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(self.told_by(Leg::Prefill, LegEvent::Answer(held.answer)));
         }
         if let Some(backoff) = self.backoff.as_mut()
             && backoff.as_mut().poll(cx).is_ready()
         {
             self.backoff = None;
-            return Poll::Ready(self.waited());
+            return Poll::Ready(Event::Resume);
         }
         let timeout = self.gateway.rules.exchange.request_timeout;
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));

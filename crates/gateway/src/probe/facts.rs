@@ -23,6 +23,8 @@ pub struct Facts {
     /// Port of the bootstrap server; only a prefill worker has one.
     pub bootstrap_port: Option<u16>,
     pub dp_size: Option<u32>,
+    /// Ids of the running engines by data-parallel rank, where the hand-off needs them.
+    pub kv_engine_ids: Option<BTreeMap<u32, String>>,
 }
 
 impl Facts {

@@ -84,6 +84,8 @@ pub(crate) struct Watched {
     pub revision: u64,
     pub seat: Seat,
     pub readmissions: Arc<AtomicU64>,
+    /// Held by whoever asks the worker again, so that others wait for the answer instead of asking too.
+    pub asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Rung to make a worker's probe look now.
@@ -105,6 +107,7 @@ struct Entry {
     bell: Arc<Bell>,
     task: Option<AbortHandle>,
     readmissions: Arc<AtomicU64>,
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Default)]
@@ -166,6 +169,7 @@ impl Book {
                 bell: Arc::default(),
                 task: None,
                 readmissions: Arc::default(),
+                asking: Arc::default(),
             },
         );
         Ok((id, FleetChange::Join(seat)))
@@ -266,21 +270,38 @@ impl Book {
             revision: e.revision,
             seat: e.seat.clone(),
             readmissions: e.readmissions.clone(),
+            asking: e.asking.clone(),
         })
     }
 
     /// The worker is registered and known. A report on an older registration is let fall: the next look
     /// is on its way.
-    pub fn described(&mut self, slot: u32, revision: u64, facts: Facts) -> Vec<FleetChange> {
+    pub fn described(&mut self, slot: u32, revision: u64, mut facts: Facts) -> Vec<FleetChange> {
         let Some(entry) = self.entries.get_mut(&slot).filter(|e| e.revision == revision) else {
             return Vec::new();
         };
         entry.job = None;
+        let told = entry.facts.as_ref().is_some_and(|f| f.kv_engine_ids.is_some());
+        facts.kv_engine_ids = facts.kv_engine_ids.or(told.then(BTreeMap::new));
         if entry.facts.as_deref() == Some(&facts) {
             return Vec::new();
         }
         entry.facts = Some(Arc::new(facts));
         vec![entry.describe()]
+    }
+
+    /// The ids of a worker's engines as it tells them now. One that told them once and does not now is
+    /// remembered as such: what was registered is older still.
+    pub fn renamed(
+        &mut self,
+        slot: u32,
+        revision: u64,
+        ids: Option<BTreeMap<u32, String>>,
+    ) -> Vec<FleetChange> {
+        let facts = self.entries.get(&slot).and_then(|entry| entry.facts.as_deref().cloned());
+        facts.map_or_else(Vec::new, |facts| {
+            self.described(slot, revision, Facts { kv_engine_ids: ids, ..facts })
+        })
     }
 
     /// Gives the worker's id and its status before, if that changes.

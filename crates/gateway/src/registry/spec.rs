@@ -125,6 +125,7 @@ impl Spec {
         w.models = self.models(facts).iter().map(|m| m.id.clone()).collect();
         w.kv_connector.clone_from(&self.kv_connector);
         w.kv_engine_id.clone_from(&self.kv_engine_id);
+        w.kv_engine_ids = facts.and_then(|f| f.kv_engine_ids.clone());
         w.kv_role.clone_from(&self.kv_role);
         w.bootstrap_port = self.bootstrap_port.or(facts.and_then(|f| f.bootstrap_port));
         w.dp_rank = self.dp_rank;
@@ -191,6 +192,7 @@ mod tests {
             labels: [("page_size", "64"), ("version", "1")].map(|(k, v)| (k.into(), v.into())).into(),
             bootstrap_port: Some(9000),
             dp_size: Some(2),
+            kv_engine_ids: None,
         };
         let w = spec.worker("i", Some(&facts));
         assert_eq!((w.label("page_size"), w.label("version")), (Some("1"), Some("1")));

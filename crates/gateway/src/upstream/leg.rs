@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use baton_core::fleet::Seat;
+use baton_core::time::Instant;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, Response, header, uri::PathAndQuery};
 use http_body::Body;
@@ -94,6 +95,7 @@ pub struct Leg {
     pool: Arc<Pool>,
     clock: Clock,
     error_max_bytes: usize,
+    since: Option<Instant>,
 }
 
 impl Leg {
@@ -101,7 +103,21 @@ impl Leg {
     pub fn send(pool: &Arc<Pool>, clock: Clock, seat: &Seat, request: LegRequest, want: Want) -> Leg {
         let opening = open(pool.clone(), clock, seat.clone(), request);
         let state = State::Opening(Box::pin(opening));
-        Leg { state, want, slot: seat.slot, pool: pool.clone(), clock, error_max_bytes: 64 << 10 }
+        Leg {
+            state,
+            want,
+            slot: seat.slot,
+            pool: pool.clone(),
+            clock,
+            error_max_bytes: 64 << 10,
+            since: None,
+        }
+    }
+
+    /// Since when the worker's process has been this one, as far as its connection tells: a connection does
+    /// not outlive the process at its other end. `None` while there is no answer.
+    pub fn same_since(&self) -> Option<Instant> {
+        self.since
     }
 
     /// The next event. Not to be called again after a final one, nor for the body of a relayed leg.
@@ -150,6 +166,7 @@ impl Leg {
                 return Some(LegEvent::Unreachable(lost));
             }
         };
+        self.since = Some(link.opened);
         let (parts, incoming) = response.into_parts();
         let reader = Reader { incoming, link: Some(link) };
         if !parts.status.is_success() {
@@ -287,7 +304,8 @@ async fn open(
             Ok(opened) => return Ok(opened),
         }
     }
-    let link = Box::new(address.connect(pool.connect_timeout()).await?);
+    let mut link = Box::new(address.connect(pool.connect_timeout()).await?);
+    link.opened = clock.now();
     let mut outgoing = Request::new(request.body);
     *outgoing.method_mut() = request.method;
     *outgoing.uri_mut() = path.into();

@@ -27,6 +27,8 @@ pub struct Link {
     conn: Option<Connection<TokioIo<Stream>, LegBody>>,
     heard: Arc<AtomicBool>,
     pub(super) reused: bool,
+    /// When the connection stood.
+    pub(super) opened: Instant,
 }
 
 impl Link {
@@ -35,7 +37,7 @@ impl Link {
         conn: Connection<TokioIo<Stream>, LegBody>,
         heard: Arc<AtomicBool>,
     ) -> Link {
-        Link { send, conn: Some(conn), heard, reused: false }
+        Link { send, conn: Some(conn), heard, reused: false, opened: Instant::ZERO }
     }
 
     /// Moves bytes. Ready with the reason once the connection is over.

@@ -15,8 +15,6 @@ use crate::serve::node::lock;
 
 /// The header.
 pub const HEADER: &str = "x-sim-fault";
-/// How many faults may be armed on one engine.
-const MOST_ARMED: usize = 1024;
 /// How many `once` keys are remembered.
 const MOST_KEYS: usize = 100_000;
 
@@ -162,13 +160,8 @@ impl OnceKeys {
 }
 
 impl Faults {
-    /// Arms one more; with too many the oldest is disarmed.
     pub fn arm(&self, fault: Fault) {
-        let mut armed = lock(&self.armed);
-        if armed.len() >= MOST_ARMED {
-            armed.remove(0);
-        }
-        armed.push(fault);
+        lock(&self.armed).push(fault);
     }
 
     pub fn clear(&self) {

@@ -7,7 +7,6 @@
 mod final_answer;
 mod nixl;
 mod one_leg;
-mod queue;
 mod read;
 mod sglang;
 mod store;

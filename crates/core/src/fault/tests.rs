@@ -1,0 +1,82 @@
+//! The table of faults, row by row.
+
+use super::*;
+
+fn refused(leg: LegName, status: u16, retry_after: Option<&str>) -> Fault {
+    let refusal = Refusal {
+        status,
+        message: "m".into(),
+        retry_after: retry_after.map(Into::into),
+        ..Refusal::default()
+    };
+    Fault::Refused { leg, refusal }
+}
+
+#[test]
+fn an_engines_status_is_kept_and_named() {
+    for (status, code) in [
+        (400, "decode_bad_request"),
+        (404, "decode_not_found"),
+        (422, "decode_error"),
+        (429, "decode_error"),
+        (500, "decode_internal_error"),
+        (502, "decode_bad_gateway"),
+        (503, "decode_unavailable"),
+    ] {
+        let f = refused(LegName::Decode, status, None);
+        assert_eq!((f.status(), f.code()), (status, code));
+    }
+    assert_eq!(refused(LegName::Prefill, 307, None).status(), 502, "a redirect is not followed");
+}
+
+#[test]
+fn only_faults_of_the_worker_count() {
+    for (status, retry_after, verdict) in [
+        (400, None, Verdict::Mute),
+        (408, None, Verdict::Mute),
+        (429, None, Verdict::Mute),
+        (503, Some("1"), Verdict::Mute),
+        (503, None, Verdict::Bad),
+        (500, None, Verdict::Bad),
+        (501, None, Verdict::Good),
+    ] {
+        let f = refused(LegName::Decode, status, retry_after);
+        assert_eq!(f.verdict(LegName::Decode), verdict, "{status}");
+        assert_eq!(f.verdict(LegName::Prefill), Verdict::Mute, "the other leg is not blamed");
+    }
+}
+
+#[test]
+fn push_back_is_retried_and_a_clients_mistake_is_not() {
+    assert_eq!(refused(LegName::Decode, 429, None).retry(), Retry::Safe);
+    assert_eq!(refused(LegName::Decode, 422, None).retry(), Retry::Never);
+    assert_eq!(Fault::NoWorker { leg: LegName::Decode, registered: true }.retry(), Retry::Never);
+    assert_eq!(refused(LegName::Decode, 429, None).answer().retry_after.as_deref(), Some("1"));
+    assert_eq!(refused(LegName::Decode, 429, Some("7")).answer().retry_after.as_deref(), Some("7"));
+}
+
+#[test]
+fn an_engines_message_is_found_in_each_of_its_shapes() {
+    for body in [
+        r#"{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}"#,
+        r#"{"object":"error","message":"no","type":"BadRequestError","code":400}"#,
+        r#"{"detail":"no"}"#,
+        r#"{"error":"no"}"#,
+        "no",
+    ] {
+        assert_eq!(read_refusal(400, body.as_bytes(), None, false).message, "no", "{body}");
+    }
+    assert!(read_refusal(500, b"", None, false).message.contains("500"));
+}
+
+#[test]
+fn the_two_shapes() {
+    let a = Fault::NoWorker { leg: LegName::Decode, registered: true }.answer();
+    let o: serde_json::Value = serde_json::from_str(&a.body(Shape::OpenAi, "r")).unwrap();
+    assert_eq!(o["error"]["code"], "no_available_workers");
+    assert_eq!(o["error"]["type"], "server_error");
+    let n: serde_json::Value = serde_json::from_str(&a.body(Shape::Anthropic, "r")).unwrap();
+    assert_eq!((&n["type"], &n["error"]["type"]), (&"error".into(), &"overloaded_error".into()));
+    assert!(a.events(Shape::OpenAi).ends_with("\n\ndata: [DONE]\n\n"));
+    assert!(!a.events(Shape::Anthropic).contains("[DONE]"));
+}

@@ -1,0 +1,88 @@
+//! What does the prefill's answer give the decode leg?
+//!
+//! The other half of a hand-off: the plan says how the answer will be read, and this reads it. Whatever it
+//! holds, the outcome is one of a few: KV was handed over and the decode is told so, or nothing was and
+//! the decode computes the prompt itself, or the request has to end here.
+
+use bytes::Bytes;
+use smallvec::smallvec;
+
+use super::{Edits, mooncake, nixl};
+use crate::body::{BodyLimits, Edit, Envelope, scalar};
+use crate::exchange::Handed;
+use crate::fleet::Worker;
+use crate::record::HandoffResult;
+
+/// How the decode leg learns of the prefill's KV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deliver {
+    /// It was told up front, or there is nothing to tell.
+    Nothing,
+    /// NIXL: what the prefill returns is checked and relayed verbatim; nothing returned is a loss.
+    Nixl,
+    /// Another connector: whatever object the prefill returns is relayed; nothing returned is normal.
+    Relay,
+    /// Mooncake: the gateway tells the decode what this prefill would not; of the answer only its ending
+    /// counts.
+    Mooncake(mooncake::Due),
+}
+
+/// The prefill's answer, read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    pub handed: Handed,
+    /// Further edits of the decode leg.
+    pub edits: Edits,
+    pub result: HandoffResult,
+    /// Why nothing was handed over, for the log.
+    pub why: Option<&'static str>,
+}
+
+impl Deliver {
+    /// Is the decode told something that the prefill's engine once said of itself? Then it must have said so
+    /// since it began to serve, or it may be another engine by now.
+    pub fn quotes_engine(&self) -> bool {
+        matches!(self, Deliver::Mooncake(due) if due.is_live())
+    }
+
+    /// What the prefill's answer gives the decode leg. `prefill` is what is known of the worker now.
+    pub fn read(&self, answer: &Bytes, prefill: &Worker, limits: &BodyLimits) -> Reading {
+        let read = || Envelope::parse(answer.clone(), limits).ok();
+        match self {
+            Deliver::Nothing => Reading::nothing(HandoffResult::None, None),
+            Deliver::Nixl => nixl::read(params(read())),
+            Deliver::Relay => relayed(params(read())),
+            Deliver::Mooncake(due) => due.read(read().as_ref(), prefill),
+        }
+    }
+}
+
+impl Reading {
+    /// These parameters go to the decode.
+    pub(super) fn over(params: Bytes) -> Reading {
+        Reading {
+            handed: Handed::Over,
+            edits: smallvec![Edit::set("kv_transfer_params", params)],
+            result: HandoffResult::Relayed,
+            why: None,
+        }
+    }
+
+    /// The decode computes the prompt itself.
+    pub(super) fn nothing(result: HandoffResult, why: Option<&'static str>) -> Reading {
+        Reading { handed: Handed::Nothing, edits: smallvec![], result, why }
+    }
+}
+
+/// What a vLLM prefill returned; null is nothing.
+fn params(answer: Option<Envelope>) -> Option<Bytes> {
+    answer?.get_bytes("kv_transfer_params").filter(|p| p.as_ref() != b"null")
+}
+
+fn relayed(params: Option<Bytes>) -> Reading {
+    match params {
+        None => Reading::nothing(HandoffResult::None, None),
+        Some(params) if scalar::kind(&params) == scalar::Kind::Object => Reading::over(params),
+        Some(_) => Reading::nothing(HandoffResult::Invalid, Some("kv_transfer_params is not an object")),
+    }
+}

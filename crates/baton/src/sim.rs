@@ -7,11 +7,16 @@ use std::process::ExitCode;
 use baton_sim::{Dialect, EngineHandle, EngineSpec, Fleet, FleetSpec, LoadFailure, Profile, Role, Seat};
 use clap::{Args, Subcommand, ValueEnum};
 
-/// Run simulated engines.
-///
-/// They speak vLLM's (NIXL) or SGLang's HTTP dialect, account for every KV block, refuse what the engines refuse and
-/// fail on demand (`x-sim-fault` header, POST /sim/fault). GET /sim/stats tells whether each hand-off was right.
+/// `baton sim`.
 #[derive(Args)]
+#[command(after_help = "\
+The engines speak vLLM's (NIXL) or SGLang's HTTP dialect, account for every KV
+block, refuse what the engines refuse, and fail on demand: by the header
+`x-sim-fault: where=decode; kind=reset; chunks=2` or by POST /sim/fault.
+GET /sim/stats tells whether each hand-off was right and each block is free.
+
+  baton sim fleet --engine vllm --prefill 2 --decode 2 --base-port 18100
+  baton sim engine --engine sglang --role prefill --port 18001 --bootstrap-port 18998")]
 pub struct SimArgs {
     #[command(subcommand)]
     command: SimCommand,

@@ -9,7 +9,8 @@
 //! - no leg outlives its exchange except one that was detached, and the driver bounds that;
 //! - each lease is given back exactly once (`Free`, or along with a detached leg);
 //! - a decode leg is never sent on a hand-off that is dead or not there yet;
-//! - the client is answered at most once, and nothing is retried once it was.
+//! - the client is answered at most once, and nothing is retried once it was;
+//! - nothing is held while the request waits for room.
 
 mod course;
 mod event;
@@ -29,6 +30,7 @@ use crate::time::Duration;
 enum Phase {
     New,
     Placing,
+    Queued,
     Running,
     Waiting,
     Relaying,
@@ -58,6 +60,8 @@ pub struct Exchange {
     handed: bool,
     /// What the attempt before failed with: told if no worker is left to try.
     last: Option<Fault>,
+    /// What the client gets if no window opens.
+    shed: Option<Fault>,
 }
 
 impl Exchange {
@@ -73,6 +77,7 @@ impl Exchange {
             leased: [false; 2],
             handed: false,
             last: None,
+            shed: None,
         }
     }
 
@@ -102,9 +107,21 @@ impl Exchange {
             (Phase::New, Event::Begin) => self.place(&mut todo),
             (Phase::Waiting, Event::Resume) => self.place(&mut todo),
             (Phase::Placing, Event::Placed(course)) => self.send(course, &mut todo),
-            (Phase::Placing, Event::Unplaced(fault)) => {
-                let told = self.last.take().unwrap_or(fault);
-                self.fail(told, &mut todo);
+            (Phase::Placing, Event::Unplaced(fault)) => self.unplaced(fault, &mut todo),
+            (Phase::Placing, Event::Full(fault)) => {
+                self.phase = Phase::Queued;
+                self.shed = Some(fault);
+                todo.push(Action::Queue);
+            }
+            (Phase::Queued, Event::Room) => {
+                // The attempt that found no room goes on.
+                (self.phase, self.shed) = (Phase::Placing, None);
+                todo.push(Action::Place);
+            }
+            (Phase::Queued, Event::QueueOver) => {
+                if let Some(fault) = self.shed.take() {
+                    self.unplaced(fault, &mut todo);
+                }
             }
             (Phase::Running, Event::Head(leg)) => self.head(leg, &mut todo),
             (Phase::Running, Event::Answered(handed)) => self.answered(handed, dice, &mut todo),
@@ -135,6 +152,12 @@ impl Exchange {
         self.attempt += 1;
         self.phase = Phase::Placing;
         todo.push(Action::Place);
+    }
+
+    /// Nobody takes the request. What an earlier attempt failed with says more than that.
+    fn unplaced(&mut self, fault: Fault, todo: &mut Actions) {
+        let told = self.last.take().unwrap_or(fault);
+        self.fail(told, todo);
     }
 
     fn send(&mut self, course: Course, todo: &mut Actions) {

@@ -94,6 +94,14 @@ pub enum Fault {
     NoPair {
         detail: String,
     },
+    /// The running windows of all workers that could serve were full for as long as the request could wait.
+    Shed {
+        leg: LegName,
+        /// Sequences that the request makes.
+        rooms: u32,
+        /// The widest window, if the request is wider than that: waiting would not help.
+        widest: Option<u32>,
+    },
     Refused {
         leg: LegName,
         refusal: Refusal,
@@ -183,6 +191,7 @@ impl Fault {
     pub fn leg(&self) -> Option<LegName> {
         match self {
             Fault::NoWorker { leg, .. }
+            | Fault::Shed { leg, .. }
             | Fault::Refused { leg, .. }
             | Fault::Unreachable { leg, .. }
             | Fault::Broken { leg, .. }
@@ -243,6 +252,7 @@ impl Fault {
             Fault::Draining => "draining",
             Fault::NoWorker { .. } => "no_available_workers",
             Fault::NoPair { .. } => "no_compatible_pd_pair",
+            Fault::Shed { .. } => "worker_overload_protection_shed",
             Fault::Refused { leg, refusal } => refused_code(*leg, refusal),
             Fault::Unreachable { leg, .. } => match leg {
                 LegName::Prefill => "prefill_request_failed",
@@ -295,6 +305,7 @@ impl Fault {
             | Fault::Draining
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
+            | Fault::Shed { .. }
             | Fault::MoriioPair { .. } => 503,
             Fault::Deadline { .. } => 504,
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.outward(),
@@ -330,6 +341,8 @@ impl Fault {
                 a.retry_after = Some(retry_after_s.to_string());
             }
             Fault::NoWorker { .. } | Fault::Draining => a.retry_after = Some("1".to_owned()),
+            // SMG 1.13: the interval at which it looks at loads.
+            Fault::Shed { .. } => a.retry_after = Some("10".to_owned()),
             Fault::Refused { refusal, .. } => {
                 a.param.clone_from(&refusal.param);
                 a.retry_after.clone_from(&refusal.retry_after);
@@ -409,6 +422,15 @@ impl Fault {
             }
             Fault::NoPair { detail } => {
                 format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
+            }
+            Fault::Shed { leg, widest: None, .. } => {
+                format!("Every {} worker runs as many requests as it can. Try again later.", leg.as_str())
+            }
+            Fault::Shed { leg, rooms, widest: Some(widest) } => {
+                let leg = leg.as_str();
+                format!(
+                    "The request makes {rooms} sequences, and no {leg} worker runs more than {widest} at once."
+                )
             }
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.message.clone(),
             Fault::Unreachable { leg, cause } => {

@@ -2,8 +2,11 @@
 //!
 //! A counter goes up when a lease is taken and down when the lease is dropped; there is no other way
 //! to change it, so it cannot go negative and cannot stick. Readers do not lock. Taking is one step
-//! with choosing: [`Load::take_if`] takes only if the load is still what the chooser saw, so that a
-//! burst sees itself.
+//! with choosing: [`Load::take_if`] takes only if the load is still what the chooser saw, and
+//! [`Load::take_within`] only if a window has room, so that a burst sees itself.
+//!
+//! A lease weighs as many rooms as the leg makes sequences on its worker: one, but for several samples or
+//! prompts in one request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,7 +19,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Legs in flight now.
+    /// Rooms taken now: one for each sequence of each leg in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
@@ -26,31 +29,51 @@ impl Load {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes a place on the worker whatever its load.
+    /// Takes one room on the worker whatever its load.
     pub fn take(self: &Arc<Load>) -> Lease {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.taken.fetch_add(1, Ordering::Relaxed);
-        Lease(self.clone())
+        self.leased(1)
     }
 
-    /// Takes a place only if the load is still `seen`.
-    pub fn take_if(self: &Arc<Load>, seen: u32) -> Option<Lease> {
-        self.in_flight
-            .compare_exchange(seen, seen.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed)
-            .ok()?;
+    /// Takes rooms only if the load is still `seen`.
+    pub fn take_if(self: &Arc<Load>, seen: u32, rooms: u32) -> Option<Lease> {
+        let after = seen.checked_add(rooms)?;
+        self.in_flight.compare_exchange(seen, after, Ordering::Relaxed, Ordering::Relaxed).ok()?;
+        Some(self.leased(rooms))
+    }
+
+    /// Takes rooms only if the load stays within `window` with them. `None` is no window.
+    pub fn take_within(self: &Arc<Load>, window: Option<u32>, rooms: u32) -> Option<Lease> {
+        let window = window.unwrap_or(u32::MAX);
+        let after = |load: u32| load.checked_add(rooms).filter(|after| *after <= window);
+        self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok()?;
+        Some(self.leased(rooms))
+    }
+
+    fn leased(self: &Arc<Load>, rooms: u32) -> Lease {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        Some(Lease(self.clone()))
+        Lease { load: self.clone(), rooms }
     }
 }
 
 /// One leg's place on a worker. Dropping it gives it back.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped at once counts for nothing"]
-pub struct Lease(Arc<Load>);
+pub struct Lease {
+    load: Arc<Load>,
+    rooms: u32,
+}
+
+impl Lease {
+    /// How many rooms it holds.
+    pub fn rooms(&self) -> u32 {
+        self.rooms
+    }
+}
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.load.in_flight.fetch_sub(self.rooms, Ordering::Relaxed);
     }
 }
 
@@ -62,11 +85,25 @@ mod tests {
     fn dropping_gives_back_and_a_stale_sight_does_not_take() {
         let load = Arc::new(Load::default());
         let a = load.take();
-        assert!(load.take_if(0).is_none());
-        let b = load.take_if(1);
+        assert!(load.take_if(0, 1).is_none());
+        let b = load.take_if(1, 1);
         assert_eq!(load.in_flight(), 2);
         drop((a, b));
         assert_eq!((load.in_flight(), load.taken()), (0, 2));
+    }
+
+    #[test]
+    fn a_lease_of_several_rooms_is_taken_whole_or_not_at_all() {
+        let load = Arc::new(Load::default());
+        let a = load.take_within(Some(4), 3).unwrap();
+        assert!(load.take_within(Some(4), 2).is_none());
+        let b = load.take_within(Some(4), 1);
+        assert_eq!((load.in_flight(), a.rooms(), b.is_some()), (4, 3, true));
+        assert!(load.take_within(Some(4), 1).is_none());
+        let c = load.take_within(None, 7);
+        drop((a, b, c));
+        assert_eq!((load.in_flight(), load.taken()), (0, 3));
+        assert!(load.take_within(None, u32::MAX).is_some() && load.in_flight() == 0);
     }
 
     #[test]
@@ -83,7 +120,7 @@ mod tests {
                             if loads.iter().any(|o| o.in_flight() < seen) {
                                 continue;
                             }
-                            if let Some(lease) = l.take_if(seen) {
+                            if let Some(lease) = l.take_if(seen, 1) {
                                 break lease;
                             }
                         };

@@ -74,7 +74,10 @@ impl Lane {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         for line in self.lines().values() {
-            line.wake();
+            match line.phase() {
+                Phase::Idle | Phase::Head => line.doom(),
+                Phase::Busy | Phase::Answering => line.wake(),
+            }
         }
     }
 

@@ -15,4 +15,4 @@ pub use engine::spec::{Dialect, EngineSpec, LoadFailure, Role};
 pub use engine::stats::Stats;
 pub use fleet::{Fleet, FleetSpec};
 pub use serve::{EngineHandle, FAULT_HEADER, Fabric, Fault, FaultKind, Seat, Where};
-pub use text::{PromptId, STALE_MARK, WRONG_MARK, expected_choice, expected_text};
+pub use text::{PromptId, STALE_MARK, WRONG_MARK, expected_choice, expected_text, prompts_of};

@@ -73,6 +73,44 @@ impl PromptId {
     }
 }
 
+/// The prompts of a request to any generating endpoint, in the order of the answer's choices (each prompt's `n` choices
+/// follow each other). Empty when the body has no prompt.
+#[must_use]
+pub fn prompts_of(body: &Value) -> Vec<PromptId> {
+    if let Some(messages) = body.get("messages") {
+        return vec![PromptId::of_chat(&with_system(body.get("system"), messages))];
+    }
+    if let Some(input) = body.get("input") {
+        let user = serde_json::json!([{"role": "user", "content": input}]);
+        let messages = if input.is_string() { &user } else { input };
+        let instructions = body.get("instructions").filter(|text| text.is_string());
+        return vec![PromptId::of_chat(&with_system(instructions, messages))];
+    }
+    let prompt =
+        ["prompt", "text", "input_ids"].iter().find_map(|name| body.get(*name)).unwrap_or(&Value::Null);
+    match prompt.as_array() {
+        Some(items) if !items.first().is_some_and(Value::is_number) => {
+            items.iter().filter_map(prompt_of).collect()
+        }
+        _ => prompt_of(prompt).into_iter().collect(),
+    }
+}
+
+/// One prompt: text or token ids.
+fn prompt_of(value: &Value) -> Option<PromptId> {
+    if let Some(text) = value.as_str() {
+        return Some(PromptId::of_text(text));
+    }
+    let ids: Option<Vec<u32>> = value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+    ids.map(|ids| PromptId::of_tokens(&ids))
+}
+
+/// Messages with a system text before them, as `/v1/messages` and `/v1/responses` carry it.
+pub(crate) fn with_system(system: Option<&Value>, messages: &Value) -> Value {
+    let system = system.map(|text| serde_json::json!({"role": "system", "content": text}));
+    system.into_iter().chain(messages.as_array().into_iter().flatten().cloned()).collect()
+}
+
 /// Where every hash over tokens starts.
 const SEED: u64 = 0x5eed_5eed_5eed_5eed;
 
@@ -258,6 +296,21 @@ mod tests {
         assert_ne!(expected_choice(prompt, 0, 16), expected_choice(prompt, 1, 16));
         assert!(expected_text(prompt, 9).starts_with(&expected_text(prompt, 8)));
         assert_eq!(expected_text(prompt, 5).split(' ').count(), 5);
+    }
+
+    #[test]
+    fn prompts_are_found_in_any_request() {
+        use serde_json::json;
+        let hi = PromptId::of_text("hi");
+        assert_eq!(prompts_of(&json!({"prompt": "hi"})), [hi]);
+        assert_eq!(prompts_of(&json!({"text": ["hi", "ho"]})), [hi, PromptId::of_text("ho")]);
+        let ids = PromptId::of_tokens(&[1, 2]);
+        assert_eq!(prompts_of(&json!({"input_ids": [1, 2]})), [ids]);
+        assert_eq!(prompts_of(&json!({"prompt": [[1, 2], [1, 2]]})), [ids, ids]);
+        let chat = PromptId::of_chat(&json!([{"role": "user", "content": "hi"}]));
+        assert_eq!(prompts_of(&json!({"messages": [{"role": "user", "content": "hi"}]})), [chat]);
+        assert_eq!(prompts_of(&json!({"input": "hi"})), [chat]);
+        assert_eq!(prompts_of(&json!({})), []);
     }
 
     #[test]

@@ -39,6 +39,12 @@ pub enum Event {
     /// Workers were chosen and their leases taken.
     Placed(Course),
     Unplaced(Fault),
+    /// Somebody can serve it, but every window is full. The fault is what the client gets if none opens.
+    Full(Fault),
+    /// A place was given back: the request may try again.
+    Room,
+    /// The queue is full, or the wait for room is over.
+    QueueOver,
     /// A 2xx response head came.
     Head(Leg),
     /// The prefill leg of a plan in turn, or of one that reads it, has answered in full.
@@ -58,8 +64,11 @@ pub enum Event {
 /// What the driver does next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Choose workers and make a plan; report `Placed` or `Unplaced`.
+    /// Choose workers and make a plan; report `Placed`, `Unplaced` or `Full`.
     Place,
+    /// Let it wait for room, in its order; report `Room` or `QueueOver`. It keeps its turn, and its wait
+    /// goes on, when a try in vain asks for this again.
+    Queue,
     Send(Leg),
     Cancel(Leg),
     /// Drain the leg in the background; its lease goes along.

@@ -97,13 +97,25 @@ impl Pulse {
 pub struct Seat {
     pub slot: u32,
     pub worker: Arc<Worker>,
+    /// How many sequences the worker runs at once; more are not sent to it. Read from the description.
+    pub window: Option<u32>,
     pub load: Arc<Load>,
     pub pulse: Arc<Pulse>,
 }
 
 impl Seat {
     pub fn new(slot: u32, worker: Worker) -> Seat {
-        Seat { slot, worker: Arc::new(worker), load: Arc::default(), pulse: Arc::default() }
+        let window = worker.window();
+        Seat { slot, worker: Arc::new(worker), window, load: Arc::default(), pulse: Arc::default() }
+    }
+
+    /// Has the window room for so many more sequences?
+    pub fn has_room(&self, rooms: u32) -> bool {
+        self.window.is_none_or(|window| self.load.in_flight().saturating_add(rooms) <= window)
+    }
+
+    fn described(&self, worker: Arc<Worker>) -> Seat {
+        Seat { window: worker.window(), worker, ..self.clone() }
     }
 }
 
@@ -149,10 +161,13 @@ impl Fleet {
         let mut seats = self.seats.clone();
         for change in changes {
             match change {
-                FleetChange::Join(seat) => drop(seats.insert(seat.slot, Arc::new(seat))),
+                FleetChange::Join(seat) => {
+                    let seat = seat.described(seat.worker.clone());
+                    seats.insert(seat.slot, Arc::new(seat));
+                }
                 FleetChange::Describe { slot, worker } => {
                     if let Some(old) = seats.get(&slot) {
-                        let seat = Seat { worker: Arc::from(worker), ..Seat::clone(old) };
+                        let seat = old.described(Arc::from(worker));
                         seats.insert(slot, Arc::new(seat));
                     }
                 }

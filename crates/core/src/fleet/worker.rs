@@ -208,6 +208,19 @@ impl Worker {
         self.labels.get(name).map(|v| v.trim()).filter(|v| !v.is_empty())
     }
 
+    /// How many sequences it runs at once, as its engine or the operator says: `max_num_seqs`, else
+    /// `max_running_requests`; at most 65535 (SMG 1.13). A prefill has none: what waits there holds no room
+    /// on a decode.
+    pub fn window(&self) -> Option<u32> {
+        if !matches!(self.role, Role::Decode | Role::Whole) {
+            return None;
+        }
+        let read = |label: &str| self.label(label).map(str::parse::<u64>).and_then(Result::ok);
+        let positive = |label: &str| read(label).filter(|n| *n > 0);
+        let window = positive("max_num_seqs").or_else(|| positive("max_running_requests"))?;
+        Some(u32::from(u16::try_from(window).unwrap_or(u16::MAX)))
+    }
+
     pub fn serves(&self, model: Option<&str>) -> bool {
         match model {
             None => true,
@@ -246,6 +259,27 @@ mod tests {
     #[test]
     fn a_secret_does_not_print() {
         assert_eq!(format!("{:?}", Secret::new("k")), "Secret(..)");
+    }
+
+    #[test]
+    fn the_window_is_what_the_labels_say() {
+        for (role, seqs, running, window) in [
+            (Role::Decode, "4", "", Some(4)),
+            (Role::Whole, "4", "9", Some(4)),
+            (Role::Decode, "", "9", Some(9)),
+            (Role::Decode, "0", "9", Some(9)),
+            (Role::Decode, "many", "-1", None),
+            (Role::Decode, "", "", None),
+            (Role::Decode, "70000", "", Some(65_535)),
+            (Role::Decode, "18446744073709551615", "", Some(65_535)),
+            (Role::Prefill, "4", "9", None),
+            (Role::Encode, "4", "9", None),
+        ] {
+            let mut w = Worker::new("1", "http://a:1", role);
+            w.labels.insert("max_num_seqs".into(), seqs.into());
+            w.labels.insert("max_running_requests".into(), running.into());
+            assert_eq!(w.window(), window, "{role:?} {seqs} {running}");
+        }
     }
 
     #[test]

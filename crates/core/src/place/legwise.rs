@@ -1,11 +1,14 @@
 //! SMG's strategy: the prefill policy picks among prefills that have an available partner, then the
 //! decode policy picks among that prefill's partners (SMG 1.13).
+//!
+//! A worker whose window is full is no candidate, and a prefill all of whose partners are full is none
+//! either: nothing is computed that would then have to wait for a decode.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Look, Placement, Policy, Taken};
+use super::{Look, Miss, Placement, Policy, Seats, Taken};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Prefill, Seat};
@@ -18,82 +21,121 @@ pub struct Legwise {
     pub whole: Policy,
 }
 
-type Seats<'a> = SmallVec<[&'a Arc<Seat>; 16]>;
-
 impl Legwise {
     /// A pair if there is a prefill or a decode worker at all, else a whole worker.
-    pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Fault> {
+    pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         let (fleet, model) = (look.fleet, look.ask.model.as_deref());
         if let Some(m) = model.filter(|m| !fleet.is_empty() && !fleet.knows(m)) {
-            return Err(Fault::ModelNotFound { model: m.to_owned(), known: fleet.models().join(", ") });
+            let known = fleet.models().join(", ");
+            return Err(Miss::Nobody(Fault::ModelNotFound { model: m.to_owned(), known }));
         }
-        let serves = |s: &Seat| s.worker.serves(model);
-        let pd = fleet.prefill().iter().any(|p| serves(&p.seat)) || fleet.decode().iter().any(|s| serves(s));
-        match self.pair(look, dice) {
-            Ok(pair) => Ok(pair),
-            Err(fault) => {
-                let whole: Seats<'_> = fleet.whole().iter().filter(|s| serves(s)).collect();
-                match (pick(&self.whole, whole, look, dice), pd) {
-                    (Some(worker), _) => Ok(Placement::Whole { worker }),
-                    (None, true) => Err(fault),
-                    (None, false) if fleet.whole().iter().any(|s| serves(s)) => {
-                        Err(Fault::NoWorker { leg: LegName::Whole, registered: true })
-                    }
-                    (None, false) => Err(fault),
+        let pair = match self.pair(look, dice) {
+            Ok(pair) => return Ok(pair),
+            Err(miss) => miss,
+        };
+        let well: Seats<'_> = fleet.whole().iter().filter(|s| look.fits(s)).collect();
+        let full = full(well.iter().copied(), LegName::Whole, look);
+        match pick(&self.whole, well, look, dice) {
+            Some(worker) => Ok(Placement::Whole { worker }),
+            None => Err(self.whole_missing(pair, full, look)),
+        }
+    }
+
+    /// What to say when there is no pair and no whole worker either. Room that may come says most, then a
+    /// request that is too wide, then whatever the legs lack.
+    fn whole_missing(&self, pair: Miss, whole: Option<Miss>, look: &Look<'_>) -> Miss {
+        let (fleet, model) = (look.fleet, look.ask.model.as_deref());
+        let serves = |s: &Arc<Seat>| s.worker.serves(model);
+        match (pair, whole) {
+            (pair @ (Miss::Full(_) | Miss::Nobody(Fault::Shed { .. })), None) => pair,
+            (pair @ Miss::Full(_), Some(_)) => pair,
+            (_, Some(whole)) => whole,
+            (pair, None) => {
+                let pd = fleet.prefill().iter().any(|p| serves(&p.seat)) || fleet.decode().iter().any(serves);
+                if pd || !fleet.whole().iter().any(serves) {
+                    return pair;
+                }
+                Miss::Nobody(Fault::NoWorker { leg: LegName::Whole, registered: true })
+            }
+        }
+    }
+
+    fn pair(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        let open = |s: &Arc<Seat>| look.fits(s) && s.has_room(look.rooms());
+        let fits_any = |p: &&Prefill| look.fits(&p.seat) && p.partners.iter().any(open);
+        let mut able: SmallVec<[&Prefill; 16]> = look.fleet.prefill().iter().filter(fits_any).collect();
+        loop {
+            // A prefill that was not tried before all others.
+            let fresh = |p: &&&Prefill| !look.tried.contains(&p.seat.slot);
+            let seats: Seats<'_> = able.iter().filter(fresh).map(|p| &p.seat).collect();
+            let seats = if seats.is_empty() { able.iter().map(|p| &p.seat).collect() } else { seats };
+            let Some(prefill) = take(&self.prefill, seats, 1, look, dice) else {
+                return Err(absent(look));
+            };
+            let own = able.iter().find(|p| p.seat.slot == prefill.seat.slot);
+            match own.and_then(|own| self.partner(&own.partners, look, dice)) {
+                Some(decode) => return Ok(Placement::Pair { prefill, decode }),
+                // Others took its partners in the meantime; another prefill may still have one.
+                None => {
+                    prefill.seat.pulse.step_back(look.now);
+                    able.retain(|p| p.seat.slot != prefill.seat.slot);
                 }
             }
         }
     }
 
-    fn pair(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Fault> {
-        let model = look.ask.model.as_deref();
-        let fits = |s: &Arc<Seat>| s.worker.serves(model) && s.pulse.available(look.now);
-        let fits_any = |p: &&Prefill| fits(&p.seat) && p.partners.iter().any(fits);
-        let able: SmallVec<[&Prefill; 16]> = look.fleet.prefill().iter().filter(fits_any).collect();
-        // A prefill that was not tried, or one with a partner that was not, before all others.
-        let fresh = |p: &&&Prefill| !look.tried.contains(&p.seat.slot);
-        let seats: Seats<'_> = able.iter().filter(fresh).map(|p| &p.seat).collect();
-        let seats = if seats.is_empty() { able.iter().map(|p| &p.seat).collect() } else { seats };
-        let prefill = take(&self.prefill, seats, look, dice).ok_or_else(|| self.absent(look))?;
-        let partners = able.iter().find(|p| p.seat.slot == prefill.seat.slot).map(|p| &p.partners[..]);
-        let partners: Seats<'_> = partners.unwrap_or_default().iter().filter(|s| fits(s)).collect();
-        let decode = pick(&self.decode, partners, look, dice);
-        let Some(decode) = decode else {
-            prefill.seat.pulse.step_back(look.now);
-            return Err(Fault::NoWorker { leg: LegName::Decode, registered: true });
-        };
-        Ok(Placement::Pair { prefill, decode })
-    }
-
-    /// Why there is no pair: which leg is missing, or what keeps the legs apart.
-    fn absent(&self, look: &Look<'_>) -> Fault {
-        let (fleet, model) = (look.fleet, look.ask.model.as_deref());
-        let fits = |s: &Seat| s.worker.serves(model) && s.pulse.available(look.now);
-        if fleet.prefill().is_empty() {
-            return Fault::NoWorker { leg: LegName::Prefill, registered: false };
-        }
-        if fleet.decode().is_empty() {
-            return Fault::NoWorker { leg: LegName::Decode, registered: false };
-        }
-        if let Some(detail) = fleet.no_pair() {
-            return Fault::NoPair { detail };
-        }
-        let prefill_up = fleet.prefill().iter().any(|p| fits(&p.seat));
-        let leg = if prefill_up { LegName::Decode } else { LegName::Prefill };
-        Fault::NoWorker { leg, registered: true }
+    /// One of these decodes, by the decode policy.
+    pub(super) fn partner(&self, all: &[Arc<Seat>], look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
+        pick(&self.decode, all.iter().filter(|s| look.fits(s)).collect(), look, dice)
     }
 }
 
-/// From those that are well, and not tried before if there are any.
-fn pick(policy: &Policy, seats: Seats<'_>, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
-    let well: Seats<'_> = seats.into_iter().filter(|s| s.pulse.available(look.now)).collect();
+/// Why there is no pair: windows, a leg that is missing, or what keeps the legs apart.
+fn absent(look: &Look<'_>) -> Miss {
+    let fleet = look.fleet;
+    let able = fleet.prefill().iter().filter(|p| look.fits(&p.seat));
+    let partners = able.flat_map(|p| p.partners.iter()).filter(|s| look.fits(s));
+    if let Some(miss) = full(partners, LegName::Decode, look) {
+        return miss;
+    }
+    Miss::Nobody(if fleet.prefill().is_empty() {
+        Fault::NoWorker { leg: LegName::Prefill, registered: false }
+    } else if fleet.decode().is_empty() {
+        Fault::NoWorker { leg: LegName::Decode, registered: false }
+    } else if let Some(detail) = fleet.no_pair() {
+        Fault::NoPair { detail }
+    } else {
+        let prefill_up = fleet.prefill().iter().any(|p| look.fits(&p.seat));
+        let leg = if prefill_up { LegName::Decode } else { LegName::Prefill };
+        Fault::NoWorker { leg, registered: true }
+    })
+}
+
+/// These could serve, but for their windows. `None` if none of them has one.
+fn full<'a>(well: impl Iterator<Item = &'a Arc<Seat>>, leg: LegName, look: &Look<'_>) -> Option<Miss> {
+    let (widest, rooms) = (well.filter_map(|s| s.window).max()?, look.rooms());
+    Some(if widest < rooms {
+        Miss::Nobody(Fault::Shed { leg, rooms, widest: Some(widest) })
+    } else {
+        Miss::Full(Fault::Shed { leg, rooms, widest: None })
+    })
+}
+
+/// From those that are well, and not tried before if there are any with room.
+fn pick(policy: &Policy, well: Seats<'_>, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
     let fresh: Seats<'_> = well.iter().copied().filter(|s| !look.tried.contains(&s.slot)).collect();
-    take(policy, if fresh.is_empty() { well } else { fresh }, look, dice)
+    take(policy, fresh, look.rooms(), look, dice).or_else(|| take(policy, well, look.rooms(), look, dice))
 }
 
 /// A worker whose half-open breaker has its probe out already steps aside.
-fn take(policy: &Policy, mut seats: Seats<'_>, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
-    while let Some(taken) = policy.take(&seats, dice) {
+fn take(
+    policy: &Policy,
+    mut seats: Seats<'_>,
+    rooms: u32,
+    look: &Look<'_>,
+    dice: &mut Dice,
+) -> Option<Taken> {
+    while let Some(taken) = policy.take(&mut seats, rooms, dice) {
         if taken.seat.pulse.enter(look.now) {
             return Some(taken);
         }

@@ -9,12 +9,16 @@
 
 mod legwise;
 mod policy;
+mod queue;
 mod turns;
 
 use std::sync::Arc;
 
 pub use legwise::Legwise;
 pub use policy::{Policy, PolicyName};
+pub use queue::{Queue, Ticket};
+
+use smallvec::SmallVec;
 
 use crate::ask::Ask;
 use crate::dice::Dice;
@@ -37,6 +41,19 @@ pub struct Taken {
     pub lease: Lease,
 }
 
+/// Why there is no placement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// Nobody can serve it.
+    Nobody(Fault),
+    /// Somebody could, but every window is full: it can wait for room. The fault is what to say if it
+    /// does not, or not for long enough.
+    Full(Fault),
+}
+
+/// Candidates of one choice.
+pub type Seats<'a> = SmallVec<[&'a Arc<Seat>; 16]>;
+
 /// What one decision may look at besides the fleet.
 pub struct Look<'a> {
     pub fleet: &'a Fleet,
@@ -44,6 +61,23 @@ pub struct Look<'a> {
     /// Slots already tried for this request: avoided while another worker can serve it.
     pub tried: &'a [u32],
     pub now: Instant,
+}
+
+impl Look<'_> {
+    /// The rooms that the request takes on the worker that decodes.
+    fn rooms(&self) -> u32 {
+        rooms(self.ask)
+    }
+
+    /// Serves the model, and is well. Says nothing about room.
+    fn fits(&self, seat: &Seat) -> bool {
+        seat.worker.serves(self.ask.model.as_deref()) && seat.pulse.available(self.now)
+    }
+}
+
+/// How many sequences the request makes on the worker that decodes: one for each sample of each prompt.
+pub fn rooms(ask: &Ask) -> u32 {
+    ask.n.max(1).saturating_mul(ask.batch.unwrap_or(1).max(1))
 }
 
 /// How workers are chosen.
@@ -55,8 +89,10 @@ pub enum Strategy {
 
 impl Strategy {
     /// # Errors
-    /// [`Fault::ModelNotFound`], [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs.
-    pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Fault> {
+    /// [`Miss::Full`] if only windows are in the way. Otherwise [`Fault::ModelNotFound`],
+    /// [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs, or [`Fault::Shed`] for a
+    /// request that is wider than every window.
+    pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         match self {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
         }
@@ -64,11 +100,13 @@ impl Strategy {
 }
 
 /// A decode worker that may pair with the prefill of this id, not the one to avoid if there is another:
-/// the one that is least loaded, with a place taken on it.
+/// the one that is least loaded, with a place taken on it. For a throw-away decode, so windows do not count:
+/// KV that waits for room is held while those that have room wait for KV.
 pub fn partner(fleet: &Fleet, prefill: &str, avoid: &str, now: Instant, dice: &mut Dice) -> Option<Taken> {
     let own = fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
-    let well: Vec<&Arc<Seat>> = own.partners.iter().filter(|s| s.pulse.available(now)).collect();
-    let other: Vec<&Arc<Seat>> = well.iter().copied().filter(|s| s.worker.id != avoid).collect();
-    let taken = Policy::LeastLoad.take(if other.is_empty() { &well } else { &other }, dice)?;
+    let well: Seats<'_> = own.partners.iter().filter(|s| s.pulse.available(now)).collect();
+    let other: Seats<'_> = well.iter().copied().filter(|s| s.worker.id != avoid).collect();
+    let seat = policy::least(if other.is_empty() { well } else { other }.into_iter(), dice)?.0;
+    let taken = Taken { seat: Arc::clone(seat), lease: seat.load.take() };
     taken.seat.pulse.enter(now).then_some(taken)
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Taken;
 use super::turns::Turns;
+use super::{Seats, Taken};
 use crate::dice::Dice;
 use crate::fleet::Seat;
 
@@ -37,7 +37,7 @@ pub enum Policy {
 }
 
 /// How often a choice is made anew because another request took the place first. Past it the place is
-/// taken whatever the load: the count stays right, only the choice may be one off.
+/// taken whatever the load, if the window has room: the count stays right, only the choice may be one off.
 const TRIES: usize = 64;
 
 impl Policy {
@@ -59,20 +59,29 @@ impl Policy {
         }
     }
 
-    /// Chooses and takes a place in one step. `None` only if there is no candidate.
-    pub fn take(&self, candidates: &[&Arc<Seat>], dice: &mut Dice) -> Option<Taken> {
+    /// Chooses and takes rooms in one step. `None` only if no candidate has room for them. Candidates that
+    /// turn out to be full are left out.
+    pub fn take(&self, candidates: &mut Seats<'_>, rooms: u32, dice: &mut Dice) -> Option<Taken> {
+        candidates.retain(|s| s.has_room(rooms));
         for _ in 0..TRIES {
             let (seat, seen) = self.choose(candidates, dice)?;
             let lease = match seen {
-                Some(seen) => seat.load.take_if(seen),
-                None => Some(seat.load.take()),
+                Some(seen) => seat.load.take_if(seen, rooms),
+                None => seat.load.take_within(seat.window, rooms),
             };
             if let Some(lease) = lease {
                 return Some(Taken { seat: Arc::clone(seat), lease });
             }
+            candidates.retain(|s| s.has_room(rooms));
         }
-        let (seat, _) = self.choose(candidates, dice)?;
-        Some(Taken { seat: Arc::clone(seat), lease: seat.load.take() })
+        while let Some((seat, _)) = self.choose(candidates, dice) {
+            if let Some(lease) = seat.load.take_within(seat.window, rooms) {
+                return Some(Taken { seat: Arc::clone(seat), lease });
+            }
+            let full = seat.slot;
+            candidates.retain(|s| s.slot != full);
+        }
+        None
     }
 
     /// The choice, and the load it was made on if the load mattered.
@@ -81,6 +90,7 @@ impl Policy {
         candidates: &[&'a Arc<Seat>],
         dice: &mut Dice,
     ) -> Option<(&'a Arc<Seat>, Option<u32>)> {
+        let seen = |(seat, load)| (seat, Some(load));
         let n = candidates.len();
         if n == 0 {
             return None;
@@ -91,18 +101,18 @@ impl Policy {
             Policy::PowerOfTwo if n > 1 => {
                 let a = dice.below(n);
                 let b = (a + 1 + dice.below(n - 1)) % n;
-                least([candidates[a], candidates[b]].into_iter(), dice)
+                least([candidates[a], candidates[b]].into_iter(), dice).map(seen)
             }
-            Policy::PowerOfTwo | Policy::LeastLoad => least(candidates.iter().copied(), dice),
+            Policy::PowerOfTwo | Policy::LeastLoad => least(candidates.iter().copied(), dice).map(seen),
         }
     }
 }
 
-/// The candidate with the fewest legs in flight; among equals each is as likely.
-fn least<'a>(
+/// The candidate with the fewest rooms taken, and how many that are; among equals each is as likely.
+pub(super) fn least<'a>(
     candidates: impl Iterator<Item = &'a Arc<Seat>>,
     dice: &mut Dice,
-) -> Option<(&'a Arc<Seat>, Option<u32>)> {
+) -> Option<(&'a Arc<Seat>, u32)> {
     let mut best: Option<(&Arc<Seat>, u32)> = None;
     let mut equals = 0;
     for seat in candidates {
@@ -118,7 +128,7 @@ fn least<'a>(
             _ => (best, equals) = (Some((seat, load)), 1),
         }
     }
-    best.map(|(seat, load)| (seat, Some(load)))
+    best
 }
 
 #[cfg(test)]
@@ -134,8 +144,8 @@ mod tests {
 
     fn spread(name: PolicyName, requests: usize, n: u32) -> Vec<u32> {
         let (seats, policy, mut dice) = (seats(n), Policy::new(name), Dice::new(3));
-        let refs: Vec<&Arc<Seat>> = seats.iter().collect();
-        let held: Vec<_> = (0..requests).map(|_| policy.take(&refs, &mut dice).unwrap()).collect();
+        let take = |_| policy.take(&mut seats.iter().collect(), 1, &mut dice).unwrap();
+        let held: Vec<_> = (0..requests).map(take).collect();
         let out = seats.iter().map(|s| s.load.in_flight()).collect();
         drop(held);
         assert!(seats.iter().all(|s| s.load.in_flight() == 0));
@@ -152,7 +162,7 @@ mod tests {
 
     #[test]
     fn no_candidate_no_choice() {
-        assert!(Policy::new(PolicyName::LeastLoad).take(&[], &mut Dice::new(1)).is_none());
+        assert!(Policy::new(PolicyName::LeastLoad).take(&mut Seats::new(), 1, &mut Dice::new(1)).is_none());
         assert_eq!(spread(PolicyName::PowerOfTwo, 3, 1), [3]);
     }
 }

@@ -6,11 +6,11 @@ use baton_core::dice::Dice;
 use baton_core::fault::{Fault, LegName};
 use baton_core::fleet::{Descriptor, Fleet, PairingMode, Role, Seat, Status, mismatch};
 use baton_core::load::Lease;
-use baton_core::place::{Look, Placement, PolicyName};
+use baton_core::place::{Look, Miss, Placement, PolicyName};
 use baton_core::time::Instant;
 use proptest::prelude::*;
 
-use crate::yard::{POLICIES, RESTED, ask, chosen, fleet, seat, strategy, trip};
+use crate::yard::{POLICIES, RESTED, ask, chosen, fleet, seat, strategy, trip, wide};
 
 /// One worker in one condition.
 #[derive(Clone, Debug)]
@@ -22,7 +22,15 @@ struct One {
     status: Status,
     breaker: Ill,
     load: usize,
+    /// Of a decode or whole worker.
+    window: Option<u32>,
     tried: bool,
+}
+
+impl One {
+    fn has_room(&self, rooms: u32) -> bool {
+        self.role == Role::Prefill || self.window.is_none_or(|w| self.load as u32 + rooms <= w)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,14 +52,16 @@ fn one() -> impl Strategy<Value = One> {
         prop::sample::select(vec![vec![], vec!["m".to_owned()], vec!["x".to_owned(), "m".to_owned()]]);
     let status = prop::sample::select(vec![Status::Ready, Status::Ready, Status::Ready, Status::NotReady]);
     let breaker = prop::sample::select(vec![Ill::No, Ill::No, Ill::No, Ill::Half, Ill::Probed, Ill::Open]);
-    let all = (role, group, models, status, breaker, 0..3usize, any::<bool>());
-    all.prop_map(|(role, group, models, status, breaker, load, tried)| One {
+    let window = prop::sample::select(vec![None, Some(1), Some(2), Some(4)]);
+    let all = (role, group, models, status, breaker, 0..3usize, window, any::<bool>());
+    all.prop_map(|(role, group, models, status, breaker, load, window, tried)| One {
         role,
         group,
         models,
         status,
         breaker,
         load,
+        window,
         tried,
     })
 }
@@ -63,6 +73,7 @@ fn build(ones: &[One]) -> (Fleet, Vec<Lease>) {
         let mut worker = (*seat.worker).clone();
         worker.pairing_protocol = one.group.map(str::to_owned);
         worker.models.clone_from(&one.models);
+        worker.labels.extend(one.window.map(|w| ("max_num_seqs".to_owned(), w.to_string())));
         seat.worker = Arc::new(worker);
         seat.pulse.set_status(one.status);
         match one.breaker {
@@ -112,6 +123,7 @@ struct Case<'a> {
     fleet: &'a Fleet,
     model: Option<&'a str>,
     policy: PolicyName,
+    rooms: u32,
 }
 
 impl Case<'_> {
@@ -123,19 +135,33 @@ impl Case<'_> {
         self.fleet.seats().map(Arc::as_ref).filter(|s| s.worker.role == role).collect()
     }
 
-    fn partners(&self, prefill: &Seat) -> Vec<&Seat> {
+    /// Decodes that are well and pair with it, whatever their windows.
+    fn friends(&self, prefill: &Seat) -> Vec<&Seat> {
         let fit = |s: &&Seat| fit(self.one(s), self.model) && pair(prefill, s);
         self.of(Role::Decode).into_iter().filter(fit).collect()
     }
 
-    /// Prefills that can serve: well themselves, with a partner that is well.
+    fn partners(&self, prefill: &Seat) -> Vec<&Seat> {
+        self.friends(prefill).into_iter().filter(|s| self.one(s).has_room(self.rooms)).collect()
+    }
+
+    /// Windows that are in the way of a request that could be served but for them.
+    fn windows(&self) -> Vec<u32> {
+        let prefills = self.of(Role::Prefill).into_iter().filter(|s| fit(self.one(s), self.model));
+        let decodes = prefills.flat_map(|p| self.friends(p));
+        let wholes = self.of(Role::Whole).into_iter().filter(|s| fit(self.one(s), self.model));
+        decodes.chain(wholes).filter_map(|s| self.one(s).window).collect()
+    }
+
+    /// Prefills that can serve: well themselves, with a partner that is well and has room.
     fn prefills(&self) -> Vec<&Seat> {
         let able = |s: &&Seat| fit(self.one(s), self.model) && !self.partners(s).is_empty();
         self.of(Role::Prefill).into_iter().filter(able).collect()
     }
 
     fn wholes(&self) -> Vec<&Seat> {
-        self.of(Role::Whole).into_iter().filter(|s| fit(self.one(s), self.model)).collect()
+        let able = |s: &&Seat| fit(self.one(s), self.model) && self.one(s).has_room(self.rooms);
+        self.of(Role::Whole).into_iter().filter(able).collect()
     }
 
     /// The choice is among these, untried before tried, and the least loaded if the policy says so.
@@ -158,11 +184,29 @@ impl Case<'_> {
         }
     }
 
-    fn check_fault(&self, fault: &Fault) {
+    fn check_miss(&self, miss: &Miss) {
         assert!(
             self.prefills().is_empty() && self.wholes().is_empty(),
-            "{fault:?} with workers that can serve"
+            "{miss:?} with workers that can serve"
         );
+        let windows = self.windows();
+        match miss {
+            Miss::Full(Fault::Shed { rooms, widest: None, .. }) => {
+                assert!(windows.iter().any(|w| *w >= self.rooms) && *rooms == self.rooms, "{windows:?}");
+            }
+            Miss::Nobody(Fault::Shed { rooms, widest, .. }) => {
+                assert!(windows.iter().all(|w| *w < self.rooms) && *rooms == self.rooms, "{windows:?}");
+                assert!(widest.is_some_and(|widest| windows.contains(&widest)), "{widest:?} of {windows:?}");
+            }
+            Miss::Full(other) => panic!("{other:?}"),
+            Miss::Nobody(fault) => {
+                assert!(windows.is_empty(), "{fault:?} where windows are in the way: {windows:?}");
+                self.check_fault(fault);
+            }
+        }
+    }
+
+    fn check_fault(&self, fault: &Fault) {
         let served = |role| self.of(role).into_iter().any(|s| serves(self.one(s), self.model));
         let known = [Role::Prefill, Role::Decode, Role::Whole].into_iter().any(served);
         match fault {
@@ -198,17 +242,18 @@ proptest! {
         ones in prop::collection::vec(one(), 0..8),
         model in prop::sample::select(vec![None, Some("m"), Some("x"), Some("y")]),
         policy in prop::sample::select(POLICIES.to_vec()),
+        rooms in prop::sample::select(vec![1, 1, 2, 3]),
         seed: u64,
     ) {
         let (fleet, _load) = build(&ones);
         let tried: Vec<u32> = (0..ones.len() as u32).filter(|slot| ones[*slot as usize].tried).collect();
-        let ask = ask(model);
+        let ask = wide(model, rooms);
         let look = Look { fleet: &fleet, ask: &ask, tried: &tried, now: RESTED };
         let before = condition(&fleet);
-        let case = Case { ones: &ones, fleet: &fleet, model, policy };
+        let case = Case { ones: &ones, fleet: &fleet, model, policy, rooms };
         match strategy(policy).place(&look, &mut Dice::new(seed)) {
-            Err(fault) => {
-                case.check_fault(&fault);
+            Err(miss) => {
+                case.check_miss(&miss);
                 assert_eq!(condition(&fleet), before, "a failed placement leaves nothing behind");
             }
             Ok(placement) => {
@@ -225,7 +270,8 @@ proptest! {
                 }
                 for (slot, (load, available)) in condition(&fleet).into_iter().enumerate() {
                     let mine = slots.contains(&(slot as u32));
-                    assert_eq!(load, before[slot].0 + u32::from(mine), "the load of w{slot}");
+                    let taken = if ones[slot].role == Role::Prefill { 1 } else { rooms };
+                    assert_eq!(load, before[slot].0 + if mine { taken } else { 0 }, "the load of w{slot}");
                     // A half-open worker that was chosen has its one probe out now.
                     let probed = mine && ones[slot].breaker == Ill::Half;
                     assert_eq!(available, before[slot].1 && !probed, "w{slot}");

@@ -8,4 +8,5 @@ mod burst;
 mod partner;
 mod probes;
 mod spread;
+mod windows;
 mod yard;

@@ -6,6 +6,7 @@ use baton_core::breaker::{BreakerState, Verdict};
 use baton_core::dice::Dice;
 use baton_core::fault::{Fault, LegName};
 use baton_core::fleet::{Fleet, Seat};
+use baton_core::place::Miss;
 use baton_core::place::PolicyName;
 
 use crate::yard::{Laps, POLICIES, RESTED, RULE, pairs, place, settle, strategy, trip};
@@ -22,7 +23,7 @@ fn one_request_probes_a_pair_and_the_next_finds_none() {
         trip(&fleet.decode()[0]);
         let probe = place(&fleet, &strategy, &mut dice).unwrap();
         let none = place(&fleet, &strategy, &mut dice).unwrap_err();
-        assert_eq!(none, Fault::NoWorker { leg: LegName::Prefill, registered: true });
+        assert_eq!(none, Miss::Nobody(Fault::NoWorker { leg: LegName::Prefill, registered: true }));
         settle(probe, Verdict::Mute);
         let probe = place(&fleet, &strategy, &mut dice).unwrap();
         settle(probe, Verdict::Good);
@@ -38,7 +39,7 @@ fn a_prefill_is_not_probed_for_a_decode_that_cannot_serve() {
     trip(&fleet.decode()[0]);
     assert!(fleet.decode()[0].pulse.enter(RESTED), "somebody else's probe");
     let none = place(&fleet, &strategy, &mut dice).unwrap_err();
-    assert_eq!(none, Fault::NoWorker { leg: LegName::Decode, registered: true });
+    assert_eq!(none, Miss::Nobody(Fault::NoWorker { leg: LegName::Decode, registered: true }));
     assert!(prefill(&fleet, 0).pulse.available(RESTED), "its probe is free");
     assert_eq!(prefill(&fleet, 0).load.in_flight(), 0);
 }

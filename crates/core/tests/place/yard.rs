@@ -6,9 +6,8 @@ use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Envelope};
 use baton_core::breaker::{BreakerRule, Verdict};
 use baton_core::dice::Dice;
-use baton_core::fault::Fault;
 use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
-use baton_core::place::{Legwise, Look, Placement, Policy, PolicyName, Strategy};
+use baton_core::place::{Legwise, Look, Miss, Placement, Policy, PolicyName, Strategy};
 use baton_core::time::{Duration, Instant};
 
 pub const POLICIES: [PolicyName; 4] =
@@ -46,11 +45,17 @@ pub fn strategy(name: PolicyName) -> Strategy {
 }
 
 pub fn ask(model: Option<&str>) -> Ask {
-    let body = model.map_or("{}".to_owned(), |m| format!(r#"{{"model":"{m}"}}"#));
+    wide(model, 1)
+}
+
+/// A request for so many samples.
+pub fn wide(model: Option<&str>, n: u32) -> Ask {
+    let model = model.map(|m| format!(r#""model":"{m}","#)).unwrap_or_default();
+    let body = format!(r#"{{{model}"n":{n}}}"#);
     Ask::read(Api::Chat, &Envelope::parse(body.into(), &BodyLimits::default()).unwrap()).unwrap()
 }
 
-pub fn place(fleet: &Fleet, strategy: &Strategy, dice: &mut Dice) -> Result<Placement, Fault> {
+pub fn place(fleet: &Fleet, strategy: &Strategy, dice: &mut Dice) -> Result<Placement, Miss> {
     let look = Look { fleet, ask: &ask(None), tried: &[], now: RESTED };
     strategy.place(&look, dice)
 }

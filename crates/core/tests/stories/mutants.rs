@@ -6,6 +6,7 @@ use baton_core::breaker::Verdict;
 use baton_core::exchange::{
     Abort, Action, Actions, Course, Event, Failure, Handed, Leg, Order, Outcome, Start,
 };
+use baton_core::fault::Fault;
 use baton_core::time::Duration;
 
 use crate::walk::{
@@ -116,7 +117,7 @@ const VERDICTS: [Says; 4] = [
     ),
 ];
 
-const ENDS: [Says; 12] = [
+const ENDS: [Says; 13] = [
     ("settles twice", |_, a| doubled(a, |a| matches!(a, Action::Settle(_))), "comes after Settle"),
     ("settles first", |_, a| a.into_iter().rev().collect(), "Decode still has its lease"),
     ("never settles", |_, a| without(a, |a| matches!(a, Action::Settle(_))), "it is not settled"),
@@ -145,6 +146,17 @@ const ENDS: [Says; 12] = [
             _ => a,
         },
         "told an answer that is Alive",
+    ),
+    (
+        "tells that nobody is left, and not what failed before",
+        |e, a| match e {
+            Event::Unplaced(none) => turned(a, |a| match a {
+                Action::Fail(_) => Action::Fail(none.clone()),
+                a => a,
+            }),
+            _ => a,
+        },
+        "the client is told NoWorker",
     ),
     (
         "fails an answer that had begun",
@@ -256,7 +268,7 @@ const HAND_OFFS: [Says; 3] = [
     ),
 ];
 
-const RETRIES: [Says; 4] = [
+const RETRIES: [Says; 7] = [
     (
         "retries for ever",
         |e, a| match e {
@@ -292,6 +304,32 @@ const RETRIES: [Says; 4] = [
         "waits",
     ),
     (
+        "counts waiting for room as an attempt",
+        |e, a| match e {
+            Event::Room if !a.is_empty() => {
+                [Action::Fail(Fault::Draining), Action::Settle(Outcome::Failed)].into_iter().collect()
+            }
+            _ => a,
+        },
+        "it gave up on Room",
+    ),
+    (
+        "waits for room when nobody can serve",
+        |e, a| match e {
+            Event::Unplaced(_) if !a.is_empty() => [Action::Queue].into_iter().collect(),
+            _ => a,
+        },
+        "it waits for room that nobody missed",
+    ),
+    (
+        "tries again without a turn",
+        |e, a| match e {
+            Event::Full(_) if !a.is_empty() => [Action::Place].into_iter().collect(),
+            _ => a,
+        },
+        "begins",
+    ),
+    (
         "places anew at once",
         |_, a| {
             turned(a, |a| match a {
@@ -303,7 +341,7 @@ const RETRIES: [Says; 4] = [
     ),
 ];
 
-const EARS: [Hears; 10] = [
+const EARS: [Hears; 11] = [
     (
         "starts on the decode's head alone",
         |e| match e {
@@ -367,6 +405,14 @@ const EARS: [Hears; 10] = [
             e => e,
         },
         "KV released that is Told",
+    ),
+    (
+        "does not wait for room",
+        |e| match e {
+            Event::Full(fault) => Event::Unplaced(fault),
+            e => e,
+        },
+        "it gave up on Full",
     ),
     (
         "takes a deadline for a client that left",

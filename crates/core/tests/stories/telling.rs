@@ -17,7 +17,7 @@ use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 
 use crate::walk::{IN_TURN_FREE, TOGETHER_READ, WHOLE};
-use crate::world::{Bend, Subject, World};
+use crate::world::{Bend, SHED, Subject, World};
 
 /// One exchange, told line by line.
 pub struct Telling {
@@ -50,6 +50,9 @@ impl Telling {
             ["begin"] => Event::Begin,
             ["placed", request] => Event::Placed(course(request)),
             ["unplaced"] => Event::Unplaced(Fault::NoWorker { leg: LegName::Decode, registered: true }),
+            ["full"] => Event::Full(SHED),
+            ["room"] => Event::Room,
+            ["queue", "over"] => Event::QueueOver,
             ["head", leg] => Event::Head(self.leg(leg).0),
             ["answered", "over"] => Event::Answered(Handed::Over),
             ["answered", "final"] => Event::Answered(Handed::Final),
@@ -116,6 +119,7 @@ fn say(action: &Action) -> String {
     };
     match action {
         Action::Place => "place".to_owned(),
+        Action::Queue => "queue".to_owned(),
         Action::Send(leg) => format!("send {}", name(leg)),
         Action::Cancel(leg) => format!("cancel {}", name(leg)),
         Action::Detach(leg) => format!("detach {}", name(leg)),

@@ -79,6 +79,8 @@ enum Kv {
 enum Owed {
     Begin,
     Placement,
+    /// It stands in line, and its wait may end.
+    Room,
     Resume,
     Nothing,
 }
@@ -110,6 +112,8 @@ pub struct World {
     attempts_allowed: u32,
     course: Option<Course>,
     attempts: u32,
+    /// How often the driver may still find it room to try for: its wait has an end.
+    rooms: u32,
     at: [At; 2],
     leased: [bool; 2],
     judged: [bool; 2],
@@ -117,6 +121,8 @@ pub struct World {
     word: Word,
     owed: Owed,
     told: Told,
+    /// What the attempt before failed with.
+    last: Option<Fault>,
     settled: Option<Outcome>,
 }
 
@@ -134,6 +140,7 @@ impl World {
             attempts_allowed,
             course: None,
             attempts: 0,
+            rooms: 2,
             at: [At::Absent; 2],
             leased: [false; 2],
             judged: [false; 2],
@@ -141,8 +148,14 @@ impl World {
             word: Word::None,
             owed: Owed::Begin,
             told: Told::Nothing,
+            last: None,
             settled: None,
         }
+    }
+
+    /// So often may a request that waits for room try in vain.
+    pub fn with_rooms(self, rooms: u32) -> World {
+        World { rooms, ..self }
     }
 
     pub fn is_settled(&self) -> bool {
@@ -154,13 +167,13 @@ impl World {
         format!(
             "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.course,
-            self.attempts,
+            (self.attempts, self.rooms),
             self.at,
             self.leased,
             self.judged,
             (self.kv, self.word),
             self.owed,
-            self.told,
+            (self.told, &self.last),
             self.settled
         )
     }
@@ -190,9 +203,11 @@ impl World {
             Owed::Placement => {
                 let none = Fault::NoWorker { leg: LegName::Prefill, registered: true };
                 let mut all: Vec<Event> = self.courses.iter().copied().map(Event::Placed).collect();
-                all.push(Event::Unplaced(none));
+                all.extend([Event::Unplaced(none), Event::Full(SHED)]);
                 all
             }
+            Owed::Room if self.rooms > 0 => vec![Event::Room, Event::QueueOver],
+            Owed::Room => vec![Event::QueueOver],
             Owed::Nothing => vec![],
         };
         for leg in LEGS {
@@ -245,7 +260,8 @@ impl World {
             && match event {
                 Event::Begin => self.owed == Owed::Begin,
                 Event::Resume => self.owed == Owed::Resume,
-                Event::Placed(_) | Event::Unplaced(_) => self.owed == Owed::Placement,
+                Event::Placed(_) | Event::Unplaced(_) | Event::Full(_) => self.owed == Owed::Placement,
+                Event::Room | Event::QueueOver => self.owed == Owed::Room,
                 Event::Head(leg) => self.at(*leg) == At::Sent,
                 Event::Answered(_) => self.reads_prefill() && self.in_flight(Leg::Prefill),
                 Event::Ended(Leg::Prefill) => !self.reads_prefill() && self.in_flight(Leg::Prefill),
@@ -263,6 +279,7 @@ impl World {
         let mut all =
             vec![Event::Begin, Event::Resume, Event::Placed(self.courses[0]), Event::Unplaced(none)];
         all.extend([Event::ClientGone, Event::Deadline, Event::Drain]);
+        all.extend([Event::Full(SHED), Event::Room, Event::QueueOver]);
         all.extend([Handed::Over, Handed::Nothing, Handed::Final, dead].map(Event::Answered));
         for leg in LEGS {
             all.extend([Event::Head(leg), Event::Ended(leg)]);
@@ -298,6 +315,11 @@ impl World {
         }
         match event {
             Event::Begin | Event::Resume | Event::Unplaced(_) => self.owed = Owed::Nothing,
+            Event::Full(_) | Event::QueueOver => self.owed = Owed::Nothing,
+            Event::Room => {
+                self.owed = Owed::Nothing;
+                self.rooms -= 1;
+            }
             Event::Placed(course) => {
                 self.owed = Owed::Nothing;
                 self.course = Some(*course);
@@ -331,7 +353,13 @@ impl World {
 
     fn carry_out(&mut self, action: &Action, event: &Event, was: &World) -> Checked {
         match action {
-            Action::Place => self.place(),
+            Action::Place => self.place(event),
+            Action::Queue => {
+                must(matches!(event, Event::Full(_)), || "it waits for room that nobody missed".to_owned())?;
+                must(self.owed == Owed::Nothing, || "queued while something else is awaited".to_owned())?;
+                self.owed = Owed::Room;
+                self.all_back()
+            }
             Action::Send(leg) => self.send(*leg),
             Action::Cancel(leg) => {
                 must(self.in_flight(*leg), || format!("{leg:?} is not in flight"))?;
@@ -360,12 +388,14 @@ impl World {
                 self.told = Told::Given;
                 Ok(())
             }
-            Action::Fail(_) => {
+            Action::Fail(fault) => {
+                self.names(fault, event)?;
                 must(self.told == Told::Nothing, || format!("the client was told before: {:?}", self.told))?;
                 self.told = Told::Failed;
                 Ok(())
             }
-            Action::Cut(_) => {
+            Action::Cut(fault) => {
+                self.names(fault, event)?;
                 must(self.told == Told::Started, || format!("cut an answer that is {:?}", self.told))?;
                 self.told = Told::Cut;
                 Ok(())
@@ -375,16 +405,22 @@ impl World {
                 must(self.told == Told::Nothing, || "a retry after the client was answered".to_owned())?;
                 must(self.owed == Owed::Nothing, || "two waits at once".to_owned())?;
                 self.owed = Owed::Resume;
+                self.last = match event {
+                    Event::Failed(f) => Some(f.fault.clone()),
+                    Event::Answered(Handed::Dead(fault)) => Some(fault.clone()),
+                    _ => return Err(format!("tries again after {event:?}")),
+                };
                 self.all_back()
             }
             Action::Settle(outcome) => self.settle(*outcome, event),
         }
     }
 
-    fn place(&mut self) -> Checked {
+    fn place(&mut self, event: &Event) -> Checked {
         must(self.owed == Owed::Nothing, || "placed while something else is awaited".to_owned())?;
         must(self.told == Told::Nothing, || "placed after the client was answered".to_owned())?;
-        self.attempts += 1;
+        // Having waited for room is no failure: the same attempt goes on.
+        self.attempts += u32::from(!matches!(event, Event::Room));
         must(self.attempts <= self.attempts_allowed, || format!("attempt {} begins", self.attempts))?;
         self.owed = Owed::Placement;
         self.all_back()
@@ -429,6 +465,25 @@ impl World {
             _ => Verdict::Mute,
         };
         must(verdict == due, || format!("{leg:?} judged {verdict:?}, should be {due:?}"))
+    }
+
+    /// The client is told what went wrong: the event itself, or what the attempt before failed with if the
+    /// event only says that nobody takes the request now.
+    fn names(&self, fault: &Fault, event: &Event) -> Checked {
+        let due = match event {
+            Event::Failed(f) => &f.fault,
+            Event::Answered(Handed::Dead(fault)) => fault,
+            Event::Unplaced(fault) => self.last.as_ref().unwrap_or(fault),
+            Event::QueueOver => self.last.as_ref().unwrap_or(&SHED),
+            Event::Drain => &Fault::Draining,
+            Event::Deadline => {
+                return must(matches!(fault, Fault::Deadline { .. }), || {
+                    format!("the time is up: {fault:?}")
+                });
+            }
+            _ => return Err(format!("it gave up on {event:?}")),
+        };
+        must(fault == due, || format!("the client is told {fault:?}, not {due:?}"))
     }
 
     fn name(&self, leg: Leg) -> LegName {
@@ -496,6 +551,8 @@ impl World {
         })
     }
 }
+
+pub const SHED: Fault = Fault::Shed { leg: LegName::Decode, rooms: 1, widest: None };
 
 fn failed(leg: Leg, fault: Fault, delivered: bool) -> Event {
     Event::Failed(Failure { leg, fault, delivered })

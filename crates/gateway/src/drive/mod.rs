@@ -16,6 +16,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use baton_core::ask::Ask;
 use baton_core::body::Envelope;
@@ -23,7 +24,7 @@ use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::Fault;
 use baton_core::handoff::{self, Edits, Mint, Pair, Plan};
-use baton_core::place::{Look, Placement, Taken};
+use baton_core::place::{Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
 use http::HeaderMap;
 use smallvec::SmallVec;
@@ -34,6 +35,10 @@ use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::telemetry::ExchangeSpan;
 use crate::upstream::{self, Head, LegEvent};
+
+/// How often a request that waits for a decode worker's room tries again, and for how long (SMG 1.13).
+const ROOM_RETRY: Duration = Duration::from_millis(50);
+const ROOM_WAIT: Duration = Duration::from_secs(30);
 
 /// What the client gets next.
 pub enum Turn {
@@ -72,6 +77,8 @@ pub struct Drive {
     tried: SmallVec<[u32; 4]>,
     deadline: Option<Pin<Box<Sleep>>>,
     backoff: Option<Pin<Box<Sleep>>>,
+    /// Since when the request waits for room on a decode worker.
+    queued: Option<baton_core::time::Instant>,
     pending: VecDeque<Event>,
     head: Option<Head>,
     told: Option<Fault>,
@@ -99,6 +106,7 @@ impl Drive {
             tried: SmallVec::new(),
             deadline: None,
             backoff: None,
+            queued: None,
             pending: VecDeque::new(),
             head: None,
             told: None,
@@ -169,7 +177,20 @@ impl Drive {
                 }
                 self.backoff = Some(Box::pin(tokio::time::sleep(wait)));
             }
+            Action::Queue => {
+                self.queued.get_or_insert(self.lane.clock.now());
+                self.backoff = Some(Box::pin(tokio::time::sleep(ROOM_RETRY)));
+            }
             Action::Settle(outcome) => self.settle(outcome),
+        }
+    }
+
+    /// A wait is over: for room, or between two attempts.
+    fn waited(&mut self) -> Event {
+        match self.queued {
+            Some(since) if self.lane.clock.now().since(since) >= ROOM_WAIT => Event::QueueOver,
+            Some(_) => Event::Room,
+            None => Event::Resume,
         }
     }
 
@@ -186,9 +207,11 @@ impl Drive {
         let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
         let placement = match gateway.strategy.place(&look, &mut self.dice) {
             Ok(placement) => placement,
-            Err(fault) => return Event::Unplaced(fault),
+            Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
+            Err(Miss::Full(fault)) => return Event::Full(fault),
         };
         self.derived.clear();
+        self.queued = None;
         let plan = match self.plan(&placement) {
             Ok(plan) => plan,
             Err(fault) => return self.unplanned(placement, fault),
@@ -276,7 +299,7 @@ impl Drive {
             && backoff.as_mut().poll(cx).is_ready()
         {
             self.backoff = None;
-            return Poll::Ready(Event::Resume);
+            return Poll::Ready(self.waited());
         }
         let timeout = self.gateway.rules.exchange.request_timeout;
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));

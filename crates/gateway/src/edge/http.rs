@@ -1,6 +1,9 @@
 //! A request's way in: route, key, body, admission, driver; and the answer's way out.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyError, Envelope};
@@ -125,7 +128,7 @@ impl Desk {
         body: Incoming,
         mut record: Record,
     ) -> Result<Entry, Reply> {
-        match self.admit(api, parts, body, &mut record).await {
+        match self.unless_stopping(self.admit(api, parts, body, &mut record)).await {
             Ok((ask, body, permit)) => {
                 record.moments.admitted = Some(self.lane.clock.now());
                 let forward = self.forwarded(&parts.headers);
@@ -163,6 +166,19 @@ impl Desk {
         (record.model, record.stream) = (ask.model.clone(), ask.stream);
         let permit = gateway.entrance.enter().await?;
         Ok((ask, body, permit))
+    }
+
+    /// Gives up what is awaited before there is a driver, which would see the end by itself.
+    ///
+    /// # Errors
+    /// [`Fault::Draining`] once the gateway stops; those of `work`.
+    pub async fn unless_stopping<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+        let mut work = pin!(work);
+        poll_fn(|cx| match self.lane.is_stopping() {
+            true => Poll::Ready(Err(Fault::Draining)),
+            false => work.as_mut().poll(cx),
+        })
+        .await
     }
 
     /// # Errors

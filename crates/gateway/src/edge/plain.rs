@@ -127,7 +127,8 @@ async fn guarded(desk: &Desk, page: Guarded, parts: &Parts, body: Incoming) -> R
         Guarded::FlushCache => Ok(given(admin::flush_cache(registry, parts.uri.query()).await)),
         Guarded::Workers => {
             let stall = desk.gateway.timeouts.body_stall;
-            let bytes = intake::collect(body, admin::BODY_MAX_BYTES as u64 + 1, stall, &desk.line).await?;
+            let body = intake::collect(body, admin::BODY_MAX_BYTES as u64 + 1, stall, &desk.line);
+            let bytes = desk.unless_stopping(body).await?;
             admin::handle(registry, &parts.method, parts.uri.path(), parts.uri.query(), &bytes).map(given)
         }
     }

@@ -5,11 +5,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
 
+mod admission;
 mod edge;
 mod fan;
 mod faults;
 mod leaving;
 mod legs;
 mod mooncake;
+mod relay;
+mod reuse;
 mod serving;
+mod slow;
+mod stopping;
 mod support;
+mod workers;

@@ -317,7 +317,7 @@ impl Engine {
         self.release_params(&remote, reader);
     }
 
-    /// As [`Engine::release_remote`], for a request that was refused before it became a sequence.
+    /// Tells the prefill side that a hand-off is not wanted: its request was refused before it became a sequence.
     pub fn release_params(&mut self, remote: &RemoteKv, reader: String) {
         let RemoteKv { engine: Some(engine), request: Some(request), at: Some(at), .. } = remote.clone()
         else {

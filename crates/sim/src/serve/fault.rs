@@ -15,6 +15,8 @@ use crate::serve::node::lock;
 
 /// The header.
 pub const HEADER: &str = "x-sim-fault";
+/// How many faults may be armed on one engine.
+const MOST_ARMED: usize = 1024;
 /// How many `once` keys are remembered.
 const MOST_KEYS: usize = 100_000;
 
@@ -160,8 +162,13 @@ impl OnceKeys {
 }
 
 impl Faults {
+    /// Arms one more; with too many the oldest is disarmed.
     pub fn arm(&self, fault: Fault) {
-        lock(&self.armed).push(fault);
+        let mut armed = lock(&self.armed);
+        if armed.len() >= MOST_ARMED {
+            armed.remove(0);
+        }
+        armed.push(fault);
     }
 
     pub fn clear(&self) {

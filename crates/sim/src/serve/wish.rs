@@ -232,12 +232,7 @@ pub fn read_prompts(members: &Members<'_>, name: &str) -> Result<(Vec<Arc<Prompt
 
 /// The one prompt of a chat-like request.
 pub fn chat_prompt(system: Option<&Value>, messages: &Value) -> Arc<Prompt> {
-    let mut all = Vec::new();
-    if let Some(system) = system {
-        all.push(serde_json::json!({"role": "system", "content": system}));
-    }
-    all.extend(messages.as_array().into_iter().flatten().cloned());
-    Prompt::from_text(text::chat_text(&Value::Array(all)))
+    Prompt::from_text(text::chat_text(&text::with_system(system, messages)))
 }
 
 #[cfg(test)]

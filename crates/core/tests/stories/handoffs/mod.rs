@@ -7,6 +7,7 @@
 mod final_answer;
 mod nixl;
 mod one_leg;
+mod queue;
 mod read;
 mod sglang;
 mod store;

@@ -48,6 +48,7 @@ fn faults_before_any_worker_blame_none_and_are_not_retried() {
         Fault::Draining,
         Fault::NoWorker { leg: LegName::Prefill, registered: true },
         Fault::NoPair { detail: String::new() },
+        Fault::Shed { leg: LegName::Decode, rooms: 1, widest: None },
         Fault::Deadline { leg: LegName::Decode, seconds: 1 },
         Fault::ClientGone,
     ] {

@@ -6,9 +6,10 @@ use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Envelope};
 use baton_core::breaker::{BreakerRule, Verdict};
 use baton_core::dice::Dice;
+use baton_core::fault::Fault;
 use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
 use baton_core::load::Lease;
-use baton_core::place::{Legwise, Look, Placement, Policy, PolicyName, Strategy, Taken};
+use baton_core::place::{Legwise, Look, Miss, Placement, Policy, PolicyName, Strategy, Taken};
 use baton_core::time::{Duration, Instant};
 
 use super::Machine;
@@ -74,16 +75,18 @@ impl FleetScript {
         format!("{} workers, {ready}", self.fleet.len())
     }
 
-    /// `place model=a tried=p1,d1`
+    /// `place model=a n=3 tried=p1,d1`
     fn place(&mut self, with: &[&str]) -> String {
-        let (mut body, mut tried) = ("{}".to_owned(), vec![]);
+        let (mut members, mut tried) = (vec![], vec![]);
         for word in with {
             match word.split_once('=') {
-                Some(("model", model)) => body = format!(r#"{{"model":"{model}"}}"#),
+                Some(("model", model)) => members.push(format!(r#""model":"{model}""#)),
+                Some(("n", n)) => members.push(format!(r#""n":{n}"#)),
                 Some(("tried", ids)) => tried = ids.split(',').map(|id| self.seat(id).slot).collect(),
                 other => panic!("place with {other:?}?"),
             }
         }
+        let body = format!("{{{}}}", members.join(","));
         let body = Envelope::parse(body.into(), &BodyLimits::default()).unwrap();
         let ask = Ask::read(Api::Chat, &body).unwrap();
         let look = Look { fleet: &self.fleet, ask: &ask, tried: &tried, now: self.now };
@@ -96,10 +99,8 @@ impl FleetScript {
                 let said = format!("{} -> {}", prefill.seat.worker.id, decode.seat.worker.id);
                 self.hold(said, vec![prefill, decode])
             }
-            Err(fault) => {
-                let answer = fault.answer();
-                format!("{} {}: {}", answer.status, answer.code, answer.message)
-            }
+            Err(Miss::Nobody(fault)) => told(&fault),
+            Err(Miss::Full(fault)) => format!("full, later perhaps {}", told(&fault)),
         }
     }
 
@@ -164,4 +165,9 @@ impl Machine for FleetScript {
             other => panic!("no such line: {other:?}"),
         }
     }
+}
+
+fn told(fault: &Fault) -> String {
+    let answer = fault.answer();
+    format!("{} {}: {}", answer.status, answer.code, answer.message)
 }

@@ -147,8 +147,9 @@ impl Line {
         }
     }
 
-    pub async fn is_closed(&mut self) -> bool {
-        self.send.ready().await.is_err()
+    /// Waits until the other side has closed the connection.
+    pub async fn closed(&self) {
+        super::until_within(super::SOON, "the connection is closed", || self.send.is_closed()).await;
     }
 }
 

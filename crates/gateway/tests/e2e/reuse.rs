@@ -1,0 +1,150 @@
+//! Connections to workers that are used again, and the one resend that is allowed on them.
+
+use baton_sim::{Dialect, FaultKind, FleetSpec};
+
+use crate::support::{Ask, House, PROMPT, Plan, Step, fault, until};
+
+async fn one_worker(args: &str) -> House {
+    Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).tapped().args(args).open().await
+}
+
+fn ask(at: usize) -> Ask {
+    Ask::completion(&format!("{PROMPT} {at}"), 6)
+}
+
+async fn resends(house: &House) -> f64 {
+    // The sweeper hands the count on.
+    let mut sum = 0.0;
+    for _ in 0..1500 {
+        sum = house.page().await.sum("smg_router_upstream_send_retries_total", &[]);
+        if sum > 0.0 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    sum
+}
+
+#[tokio::test]
+async fn a_connection_serves_again_after_a_whole_answer() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let house = Plan::pairs(dialect, 1, 1).tapped().open().await;
+        for at in 0..6 {
+            let ask = if at % 2 == 0 { ask(at) } else { ask(at).streamed() };
+            ask.served(house.address).await;
+            house.stats().await;
+            // The prefill of SGLang is drained in the background.
+            until("the legs are over", || house.in_flight(0) + house.in_flight(1) == 0).await;
+        }
+        for tap in &house.taps {
+            let used: Vec<u64> = tap.seen().iter().map(|s| s.connection).collect();
+            assert!(used.iter().all(|c| *c == used[0]), "{dialect:?}: {used:?}");
+        }
+        house.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_reused_connection_that_dies_unheard_is_sent_on_once_more() {
+    for end in [Step::Fin, Step::Reset] {
+        let house = one_worker("--disable-retries").await;
+        ask(0).served(house.address).await;
+        house.taps[0].script([end.clone()]);
+        ask(1).streamed().served(house.address).await;
+        let seen = house.taps[0].seen();
+        assert_eq!(seen.len(), 3, "{end:?}");
+        assert_eq!(seen[0].connection, seen[1].connection);
+        assert_ne!(seen[1].connection, seen[2].connection);
+        assert_eq!(seen[1].body, seen[2].body, "the same bytes");
+        assert_eq!(house.blamed(0), 0, "a connection that had grown old is no fault");
+        assert_eq!(resends(&house).await, 1.0);
+        house.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_connection_that_dies_unheard_is_a_fault() {
+    for end in [Step::Fin, Step::Reset] {
+        let house = one_worker("--disable-retries").await;
+        house.taps[0].script([end.clone()]);
+        let reply = ask(0).post(house.address).await;
+        assert_eq!(reply.error(), (502, "worker_request_failed".into()), "{end:?}");
+        assert_eq!((house.taps[0].count(), house.blamed(0)), (1, 1), "no blind second request");
+        // And so is the second one of a request that was sent once more.
+        ask(1).served(house.address).await;
+        house.taps[0].script([end.clone()]);
+        house.taps[0].script([end.clone()]);
+        let reply = ask(2).post(house.address).await;
+        assert_eq!(reply.error(), (502, "worker_request_failed".into()), "{end:?}");
+        assert_eq!((house.taps[0].count(), house.blamed(0)), (4, 1));
+        house.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_reused_connection_that_had_begun_to_answer_is_not_sent_on_again() {
+    for begun in ["H", "HTTP/1.1 200 OK\r\ncontent-type: app", "HTTP/1.1 100 Continue\r\n\r\n"] {
+        for end in [Step::Fin, Step::Reset] {
+            let house = one_worker("--disable-retries").await;
+            ask(0).served(house.address).await;
+            house.taps[0].script([Step::say(begun), end.clone()]);
+            let reply = ask(1).post(house.address).await;
+            // A reset can overtake the bytes before it; then nothing was heard.
+            if house.taps[0].count() == 2 {
+                assert_eq!(reply.error(), (502, "worker_request_failed".into()), "{begun:?} {end:?}");
+                assert_eq!(house.blamed(0), 1);
+            } else {
+                assert!(matches!(end, Step::Reset), "{begun:?} {end:?}");
+            }
+            house.close().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_that_the_engine_closed_meanwhile_cost_no_request() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let house = Plan::pairs(dialect, 1, 1).no_retries().open().await;
+        for at in 0..100 {
+            // The closing and the request race, each in its own way each time.
+            for engine in 0..2 {
+                house.arm(engine, fault(FaultKind::CloseIdle)).await;
+            }
+            for _ in 0..at % 5 {
+                tokio::task::yield_now().await;
+            }
+            ask(at).served(house.address).await;
+        }
+        assert_eq!((house.blamed(0), house.blamed(1)), (0, 0));
+        house.close().await;
+    }
+}
+
+#[tokio::test]
+async fn connections_are_not_kept_for_longer_than_engines_keep_them() {
+    let house = one_worker("--upstream-pool-idle-timeout-secs 0.05").await;
+    ask(0).served(house.address).await;
+    // The sweeper closes it, well before the engine's own five seconds.
+    until("the idle connection is closed", || house.taps[0].seen()[0].is_gone()).await;
+    ask(1).served(house.address).await;
+    let seen = house.taps[0].seen();
+    assert_ne!(seen[0].connection, seen[1].connection);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn an_abandoned_connection_is_not_used_again() {
+    let house = one_worker("--request-timeout-secs 0.3 --disable-retries").await;
+    house.taps[0].script([Step::Never]);
+    let reply = ask(0).post(house.address).await;
+    assert_eq!(reply.error(), (504, "request_timeout".into()));
+    until("the leg is closed", || house.taps[0].seen()[0].is_gone()).await;
+    ask(1).served(house.address).await;
+    // An answer with more than it announced, and one that says it is the last.
+    house.taps[0].script([Step::json(200, "", "{}"), Step::say("HTTP/1.1 200 OK\r\n\r\ncrossed")]);
+    assert_eq!(ask(2).post(house.address).await.text(), "{}");
+    house.taps[0].script([Step::json(200, "connection: close\r\n", "{}")]);
+    assert_eq!(ask(3).post(house.address).await.text(), "{}");
+    ask(4).served(house.address).await;
+    house.close().await;
+}

@@ -56,7 +56,7 @@ pub struct Exchange {
     prefill: LegState,
     decode: LegState,
     leased: [bool; 2],
-    /// KV waits at the prefill for a decode.
+    /// KV waits at the prefill for a decode. Between attempts: for another decode.
     handed: bool,
     /// What the attempt before failed with: told if no worker is left to try.
     last: Option<Fault>,
@@ -106,6 +106,12 @@ impl Exchange {
         match (self.phase, event) {
             (Phase::New, Event::Begin) => self.place(&mut todo),
             (Phase::Waiting, Event::Resume) => self.place(&mut todo),
+            (Phase::Placing, Event::Placed(_)) if self.handed => self.send_again(&mut todo),
+            (Phase::Placing, Event::Unplaced(_) | Event::Full(_)) if self.handed => {
+                // Nobody was asked, so the attempt is not used up: it goes on with a fresh pair.
+                self.handed = false;
+                todo.extend([Action::Release, Action::Place]);
+            }
             (Phase::Placing, Event::Placed(course)) => self.send(course, &mut todo),
             (Phase::Placing, Event::Unplaced(fault)) => self.unplaced(fault, &mut todo),
             (Phase::Placing, Event::Full(fault)) => {
@@ -151,7 +157,7 @@ impl Exchange {
     fn place(&mut self, todo: &mut Actions) {
         self.attempt += 1;
         self.phase = Phase::Placing;
-        todo.push(Action::Place);
+        todo.push(if self.handed { Action::Replace } else { Action::Place });
     }
 
     /// Nobody takes the request. What an earlier attempt failed with says more than that.
@@ -174,6 +180,14 @@ impl Exchange {
             self.decode = LegState::Sent;
             todo.push(Action::Send(Leg::Decode));
         }
+    }
+
+    /// Another decode is told of the KV that the last one never heard of.
+    fn send_again(&mut self, todo: &mut Actions) {
+        self.phase = Phase::Running;
+        self.leased[Leg::Decode as usize] = true;
+        self.decode = LegState::Sent;
+        todo.push(Action::Send(Leg::Decode));
     }
 
     fn head(&mut self, leg: Leg, todo: &mut Actions) {
@@ -251,14 +265,20 @@ impl Exchange {
         if leg == Leg::Decode && delivered {
             self.handed = false;
         }
-        self.drop_legs(todo);
         match self.retry.decide(&fault, self.attempt, false, dice) {
             Decision::Again { wait } => {
+                // KV that nobody was told of is good for another decode: the prompt is not computed twice.
+                if !self.handed {
+                    self.drop_legs(todo);
+                }
                 self.last = Some(fault);
                 self.phase = Phase::Waiting;
                 todo.push(Action::Wait(wait));
             }
-            Decision::GiveUp => self.fail(fault, todo),
+            Decision::GiveUp => {
+                self.drop_legs(todo);
+                self.fail(fault, todo);
+            }
         }
     }
 
@@ -427,11 +447,23 @@ mod tests {
     }
 
     #[test]
-    fn a_decode_that_could_not_be_reached_releases_the_kv() {
+    fn a_decode_that_could_not_be_reached_leaves_the_kv_to_another() {
         let fault = Fault::Unreachable { leg: LegName::Decode, cause: "refused".into() };
         let fail = |delivered| Event::Failed(Failure { leg: Leg::Decode, fault: fault.clone(), delivered });
         let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(false)]);
-        assert!(got[3].contains(&Action::Release) && matches!(got[3].last(), Some(Action::Wait(_))));
+        assert!(!got[3].contains(&Action::Release) && matches!(got[3].last(), Some(Action::Wait(_))));
+        let got = run(
+            IN_TURN,
+            vec![
+                Event::Answered(Handed::Over),
+                fail(false),
+                Event::Resume,
+                Event::Placed(IN_TURN),
+                fail(false),
+            ],
+        );
+        assert_eq!((&got[4][..], &got[5][..]), (&[Action::Replace][..], &[Action::Send(Leg::Decode)][..]));
+        assert!(got[6].contains(&Action::Release) && matches!(got[6].last(), Some(Action::Settle(_))));
         let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(true)]);
         assert!(!got[3].contains(&Action::Release));
     }

@@ -1,7 +1,7 @@
 //! Try again?
 //!
-//! A fault that says so may be tried again with a fresh pair and fresh ids, as long as the client has
-//! not had a byte of the body. The wait grows and is spread by chance (SMG 1.13).
+//! A fault that says so may be tried again, as long as the client has not had a byte of the body: with a
+//! fresh pair and fresh ids, or with another decode for KV that is still held (the exchange knows). The wait grows and is spread by chance (SMG 1.13).
 
 use crate::dice::Dice;
 use crate::fault::{Fault, Retry};

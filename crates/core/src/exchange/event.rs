@@ -66,6 +66,10 @@ pub enum Event {
 pub enum Action {
     /// Choose workers and make a plan; report `Placed`, `Unplaced` or `Full`.
     Place,
+    /// Choose another decode for the KV that the prefill holds, keeping the hand-off; report `Placed` with
+    /// the plan's course, and a lease for the decode alone, or `Unplaced`: no partner has room, or the KV
+    /// has been held for too long.
+    Replace,
     /// Let it wait for room, in its order; report `Room` or `QueueOver`. It keeps its turn, and its wait
     /// goes on, when a try in vain asks for this again.
     Queue,

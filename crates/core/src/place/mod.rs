@@ -97,6 +97,15 @@ impl Strategy {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
         }
     }
+
+    /// Another decode for what the prefill of this id has computed: by the decode policy, not one that was
+    /// tried if there is another. `None`: none of its partners is well and has room.
+    pub fn replace(&self, look: &Look<'_>, prefill: &str, dice: &mut Dice) -> Option<Taken> {
+        let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
+        match self {
+            Strategy::Legwise(legwise) => legwise.partner(&own.partners, look, dice),
+        }
+    }
 }
 
 /// A decode worker that may pair with the prefill of this id, not the one to avoid if there is another:

@@ -1,10 +1,10 @@
 //! Another decode for a prefill whose own could not be reached.
 
 use baton_core::dice::Dice;
-use baton_core::fleet::{Role, Status};
-use baton_core::place::partner;
+use baton_core::fleet::{Fleet, Role, Status};
+use baton_core::place::{Look, PolicyName, Taken, partner};
 
-use crate::yard::{RESTED, fleet, pairs, seat, trip};
+use crate::yard::{RESTED, ask, fleet, pairs, seat, strategy, trip};
 
 #[test]
 fn another_one_if_there_is_one_else_the_same() {
@@ -50,4 +50,23 @@ fn only_one_that_pairs_with_the_prefill() {
         let taken = partner(&fleet, "p0", "d0", RESTED, &mut Dice::new(seed)).unwrap();
         assert_eq!(taken.seat.worker.id, "d0", "d1 could not read the KV");
     }
+}
+
+fn replaced(fleet: &Fleet, tried: &[u32]) -> Option<Taken> {
+    let look = Look { fleet, ask: &ask(None), tried, now: RESTED };
+    strategy(PolicyName::LeastLoad).replace(&look, "p0", &mut Dice::new(1))
+}
+
+#[test]
+fn a_retry_takes_another_decode_if_there_is_one_with_room() {
+    let fleet = pairs(1, 3);
+    let _busy = fleet.decode()[1].load.take();
+    let id = |taken: Option<Taken>| taken.map(|t| t.seat.worker.id.clone());
+    assert_eq!(id(replaced(&fleet, &[1])).as_deref(), Some("d2"), "the least loaded that was not tried");
+    assert_eq!(id(replaced(&fleet, &[1, 3])).as_deref(), Some("d1"));
+    assert_eq!(id(replaced(&fleet, &[1, 2, 3])).as_deref(), Some("d0"), "all were tried");
+    assert!(fleet.prefill()[0].seat.load.in_flight() == 0, "the prefill has done its part");
+    fleet.decode().iter().for_each(|s| s.pulse.set_status(Status::NotReady));
+    assert!(replaced(&fleet, &[]).is_none());
+    assert!(replaced(&pairs(0, 1), &[]).is_none(), "the prefill left");
 }

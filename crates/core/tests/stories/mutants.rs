@@ -255,9 +255,50 @@ const LEGS: [Says; 9] = [
     ),
 ];
 
-const HAND_OFFS: [Says; 3] = [
+const HAND_OFFS: [Says; 7] = [
     ("forgets the KV", |_, a| without(a, |a| matches!(a, Action::Release)), "KV is held for nobody"),
     ("releases twice", |_, a| doubled(a, |a| matches!(a, Action::Release)), "KV released that is Released"),
+    (
+        "gives KV away that another decode could have",
+        |e, a| match e {
+            Event::Resume if a.contains(&Action::Replace) => {
+                [Action::Release, Action::Place].into_iter().collect()
+            }
+            _ => a,
+        },
+        "KV was given away",
+    ),
+    (
+        "computes the prompt again while its KV is held",
+        |_, a| {
+            turned(a, |a| match a {
+                Action::Replace => Action::Place,
+                a => a,
+            })
+        },
+        "KV is held for nobody",
+    ),
+    (
+        "looks for another decode without KV for it",
+        |e, a| match e {
+            Event::Resume => turned(a, |a| match a {
+                Action::Place => Action::Replace,
+                a => a,
+            }),
+            _ => a,
+        },
+        "another decode for KV that is None",
+    ),
+    (
+        "sends the prefill again to another decode",
+        |e, a| match e {
+            Event::Placed(Course { order: Order::InTurn, .. }) if a[..] == [Action::Send(Leg::Decode)] => {
+                with(a, Action::Send(Leg::Prefill), true)
+            }
+            _ => a,
+        },
+        "Prefill is sent while Ended",
+    ),
     (
         "releases KV that the decode was told of",
         |e, a| match e {

@@ -119,6 +119,7 @@ fn say(action: &Action) -> String {
     };
     match action {
         Action::Place => "place".to_owned(),
+        Action::Replace => "replace".to_owned(),
         Action::Queue => "queue".to_owned(),
         Action::Send(leg) => format!("send {}", name(leg)),
         Action::Cancel(leg) => format!("cancel {}", name(leg)),

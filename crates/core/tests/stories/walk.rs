@@ -165,11 +165,11 @@ fn every_order_of_events_keeps_the_rules() {
         whole                          2    220     434  11                756
         whole                          3    376     790  14               6556
         in turn, release               1     82     189  10                243
-        in turn, release               2   1072    2409  15              14019
-        in turn, release               3   1924    4629  20             658467
+        in turn, release               2   1075    2427  16              15093
+        in turn, release               3   1930    4665  22             766287
         in turn, release, detach       1     85     189  10                243
-        in turn, release, detach       2   1120    2409  15              14019
-        in turn, release, detach       3   2017    4629  20             658467
+        in turn, release, detach       2   1123    2427  16              15093
+        in turn, release, detach       3   2023    4665  22             766287
         in turn                        1     58     144  10                243
         in turn                        2    688    1694  15              14019
         in turn                        3   1234    3244  20             658467
@@ -207,11 +207,11 @@ fn every_order_of_events_keeps_the_rules() {
         together, read, both heads     2    919    3393  15              46347
         together, read, both heads     3   1657    6528  20            3953049
         as planned today, any          1    295     996  10               1353
-        as planned today, any          2   6259   19883  15             475953
-        as planned today, any          3  11611   38770  20          138962203
+        as planned today, any          2   6262   19901  16             481467
+        as planned today, any          3  11617   38806  22          142215699
         in turn, then together         1    130     372  10                420
-        in turn, then together         2   2047    5431  15              46950
-        in turn, then together         3   3736   10490  20            4318250
+        in turn, then together         2   2050    5449  16              48732
+        in turn, then together         3   3742   10526  22            4656822
     "#]]
     .assert_eq(&table);
 }

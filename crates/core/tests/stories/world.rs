@@ -79,6 +79,8 @@ enum Kv {
 enum Owed {
     Begin,
     Placement,
+    /// Another decode for the KV that is held.
+    Partner,
     /// It stands in line, and its wait may end.
     Room,
     Resume,
@@ -125,6 +127,8 @@ pub struct World {
     last: Option<Fault>,
     settled: Option<Outcome>,
 }
+
+const GIVEN_AWAY: &str = "KV was given away that another decode could have had";
 
 type Checked = Result<(), String>;
 
@@ -206,6 +210,12 @@ impl World {
                 all.extend([Event::Unplaced(none), Event::Full(SHED)]);
                 all
             }
+            Owed::Partner => {
+                let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
+                let mut all: Vec<Event> = self.course.map(Event::Placed).into_iter().collect();
+                all.extend([Event::Unplaced(none), Event::Full(SHED)]);
+                all
+            }
             Owed::Room if self.rooms > 0 => vec![Event::Room, Event::QueueOver],
             Owed::Room => vec![Event::QueueOver],
             Owed::Nothing => vec![],
@@ -260,7 +270,9 @@ impl World {
             && match event {
                 Event::Begin => self.owed == Owed::Begin,
                 Event::Resume => self.owed == Owed::Resume,
-                Event::Placed(_) | Event::Unplaced(_) | Event::Full(_) => self.owed == Owed::Placement,
+                Event::Placed(_) | Event::Unplaced(_) | Event::Full(_) => {
+                    matches!(self.owed, Owed::Placement | Owed::Partner)
+                }
                 Event::Room | Event::QueueOver => self.owed == Owed::Room,
                 Event::Head(leg) => self.at(*leg) == At::Sent,
                 Event::Answered(_) => self.reads_prefill() && self.in_flight(Leg::Prefill),
@@ -320,6 +332,10 @@ impl World {
                 self.owed = Owed::Nothing;
                 self.rooms -= 1;
             }
+            Event::Placed(_) if self.owed == Owed::Partner => {
+                self.owed = Owed::Nothing;
+                (self.at[1], self.leased[1], self.judged[1]) = (At::Placed, true, false);
+            }
             Event::Placed(course) => {
                 self.owed = Owed::Nothing;
                 self.course = Some(*course);
@@ -353,7 +369,14 @@ impl World {
 
     fn carry_out(&mut self, action: &Action, event: &Event, was: &World) -> Checked {
         match action {
-            Action::Place => self.place(event),
+            Action::Place => self.place(event, was),
+            Action::Replace => {
+                must(self.owed == Owed::Nothing, || "replaced while something else is awaited".to_owned())?;
+                must(self.kv == Kv::Held, || format!("another decode for KV that is {:?}", self.kv))?;
+                self.owed = Owed::Partner;
+                self.begin_attempt()?;
+                self.legs_back()
+            }
             Action::Queue => {
                 must(matches!(event, Event::Full(_)), || "it waits for room that nobody missed".to_owned())?;
                 must(self.owed == Owed::Nothing, || "queued while something else is awaited".to_owned())?;
@@ -405,25 +428,35 @@ impl World {
                 must(self.told == Told::Nothing, || "a retry after the client was answered".to_owned())?;
                 must(self.owed == Owed::Nothing, || "two waits at once".to_owned())?;
                 self.owed = Owed::Resume;
+                must(was.kv != Kv::Told || self.kv != Kv::Released, || GIVEN_AWAY.into())?;
                 self.last = match event {
                     Event::Failed(f) => Some(f.fault.clone()),
                     Event::Answered(Handed::Dead(fault)) => Some(fault.clone()),
                     _ => return Err(format!("tries again after {event:?}")),
                 };
-                self.all_back()
+                self.legs_back()
             }
             Action::Settle(outcome) => self.settle(*outcome, event),
         }
     }
 
-    fn place(&mut self, event: &Event) -> Checked {
+    fn place(&mut self, event: &Event, was: &World) -> Checked {
         must(self.owed == Owed::Nothing, || "placed while something else is awaited".to_owned())?;
         must(self.told == Told::Nothing, || "placed after the client was answered".to_owned())?;
-        // Having waited for room is no failure: the same attempt goes on.
-        self.attempts += u32::from(!matches!(event, Event::Room));
-        must(self.attempts <= self.attempts_allowed, || format!("attempt {} begins", self.attempts))?;
+        must(!matches!(event, Event::Resume) || was.kv != Kv::Held || self.kv == Kv::Held, || {
+            GIVEN_AWAY.into()
+        })?;
+        // Having waited for room or looked for another decode in vain is no failure: the attempt goes on.
+        if !matches!(event, Event::Room) && was.owed != Owed::Partner {
+            self.begin_attempt()?;
+        }
         self.owed = Owed::Placement;
         self.all_back()
+    }
+
+    fn begin_attempt(&mut self) -> Checked {
+        self.attempts += 1;
+        must(self.attempts <= self.attempts_allowed, || format!("attempt {} begins", self.attempts))
     }
 
     fn send(&mut self, leg: Leg) -> Checked {
@@ -526,15 +559,21 @@ impl World {
         self.all_back()
     }
 
-    /// Between attempts and at the end: no leg in flight, leases back, legs judged, no KV forgotten.
+    /// Before a fresh pair is chosen and at the end: no leg in flight, leases back, legs judged, no KV held.
     fn all_back(&self) -> Checked {
+        self.legs_back()?;
+        must(self.kv != Kv::Held, || "KV is held for nobody".to_owned())
+    }
+
+    /// Between attempts: the same, but KV may be held for another decode.
+    fn legs_back(&self) -> Checked {
         for leg in LEGS {
             must(!self.in_flight(leg), || format!("{leg:?} is still in flight"))?;
             must(!self.leased[leg as usize], || format!("{leg:?} still has its lease"))?;
             let judged = self.judged[leg as usize] || matches!(self.at(leg), At::Absent | At::Detached);
             must(judged, || format!("{leg:?} was never judged: a probe would stick"))?;
         }
-        must(self.kv != Kv::Held, || "KV is held for nobody".to_owned())
+        Ok(())
     }
 
     /// After each event: an exchange that is not over waits for something that can come.
@@ -546,7 +585,8 @@ impl World {
             "the prefill's answer was the last word and the client does not have it".to_owned()
         })?;
         must(over || !self.natural().is_empty(), || "nothing is awaited and it is not settled".to_owned())?;
-        must(self.kv != Kv::Held, || {
+        let another = matches!(self.owed, Owed::Resume | Owed::Partner);
+        must(self.kv != Kv::Held || another, || {
             "the decode will never be told of the KV, and it was not released".into()
         })
     }

@@ -22,7 +22,7 @@ use baton_core::ask::Ask;
 use baton_core::body::Envelope;
 use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
-use baton_core::fault::Fault;
+use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Edits, Mint, Pair, Plan};
 use baton_core::place::{Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
@@ -151,6 +151,10 @@ impl Drive {
                 let event = self.place();
                 self.pending.push_back(event);
             }
+            Action::Replace => {
+                let event = self.replace();
+                self.pending.push_back(event);
+            }
             Action::Send(leg) => self.send(leg),
             Action::Cancel(leg) => self.close(leg),
             Action::Detach(leg) => self.detach(leg),
@@ -269,6 +273,31 @@ impl Drive {
         self.record.pd = prefill.is_some();
         self.record.handoff = HandoffResult::unplanned(&fault);
         Event::Unplaced(fault)
+    }
+
+    /// Another decode for the KV that the prefill holds, under the plan and the hand-off that are there.
+    fn replace(&mut self) -> Event {
+        let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
+        let (gateway, now) = (self.gateway.clone(), self.lane.clock.now());
+        let fleet = gateway.registry.fleet();
+        let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
+        let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else {
+            return Event::Unplaced(none);
+        };
+        let age = self.record.moments.prefill_done.map(|done| now.since(done));
+        if age.is_none_or(|age| age > gateway.rules.exchange.reuse_max_age) {
+            return Event::Unplaced(none);
+        }
+        let course = plan.course;
+        let Some(decode) = gateway.strategy.replace(&look, &prefill.id, &mut self.dice) else {
+            return Event::Unplaced(none);
+        };
+        self.record.attempts += 1;
+        self.tried.push(decode.seat.slot);
+        self.record.engine = decode.seat.worker.engine;
+        self.record.decode = Some(decode.seat.worker.clone());
+        self.taken[Leg::Decode as usize] = Some(decode);
+        Event::Placed(course)
     }
 
     /// The plan does without a prefill: the chosen one gets its place back, and its probe.

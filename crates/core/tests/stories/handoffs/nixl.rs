@@ -180,13 +180,41 @@ fn the_decode_is_unreachable() {
 }
 
 #[test]
-fn the_decode_is_unreachable_and_another_pair_serves() {
+fn the_decode_is_unreachable_and_another_one_serves() {
+    // It surely does not know of the KV, so another decode gets it: the prompt is not computed twice.
     check_retried(
         &[
             "placed nixl",
             "answered over",
             "decode unreachable",
             "resume",
+            "placed nixl",
+            "head decode",
+            "ended decode",
+        ],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            placed nixl              -> send decode
+            head decode              -> start
+            ended decode             -> judge decode good, free decode, settle served
+        "#]],
+    );
+}
+
+#[test]
+fn the_decode_is_unreachable_and_no_other_one_can_have_its_kv() {
+    // None pairs with the prefill, or the KV is held for too long already. Nobody was asked: it is still the
+    // second attempt that goes on with a fresh pair.
+    check_retried(
+        &[
+            "placed nixl",
+            "answered over",
+            "decode unreachable",
+            "resume",
+            "unplaced",
             "placed nixl",
             "answered over",
             "head decode",
@@ -195,12 +223,83 @@ fn the_decode_is_unreachable_and_another_pair_serves() {
         expect![[r#"
             placed nixl              -> send prefill
             answered over            -> judge prefill good, free prefill, send decode
-            decode unreachable       -> judge decode bad, free decode, release, wait 50ms
-            resume                   -> place
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            unplaced                 -> release, place
             placed nixl              -> send prefill
             answered over            -> judge prefill good, free prefill, send decode
             head decode              -> start
             ended decode             -> judge decode good, free decode, settle served
+        "#]],
+    );
+}
+
+#[test]
+fn the_decode_is_unreachable_and_all_others_are_full() {
+    // KV is not held while a request waits for room.
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "resume", "full", "full", "queue over"],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            full                     -> release, place
+            full                     -> queue
+            queue over               -> fail 502 decode_request_failed, settle failed
+        "#]],
+    );
+}
+
+#[test]
+fn two_decodes_are_unreachable() {
+    check_retried(
+        &[
+            "placed nixl",
+            "answered over",
+            "decode unreachable",
+            "resume",
+            "placed nixl",
+            "decode unreachable",
+        ],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            placed nixl              -> send decode
+            decode unreachable       -> judge decode bad, free decode, release, fail 502 decode_request_failed, settle failed
+        "#]],
+    );
+}
+
+#[test]
+fn the_other_decode_dies_before_its_first_byte() {
+    // It may have the hand-off, so nothing is released behind its back.
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "resume", "placed nixl", "decode lost"],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            placed nixl              -> send decode
+            decode lost              -> judge decode bad, free decode, fail 502 decode_request_failed, settle failed
+        "#]],
+    );
+}
+
+#[test]
+fn no_worker_at_all_is_left_for_the_second_attempt() {
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "resume", "unplaced", "unplaced"],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            unplaced                 -> release, place
+            unplaced                 -> fail 502 decode_request_failed, settle failed
         "#]],
     );
 }
@@ -285,14 +384,70 @@ fn the_client_leaves_between_prefill_and_decode() {
 
 #[test]
 fn the_client_leaves_while_a_retry_waits() {
-    // The KV was released when the attempt failed; nothing is left to do.
+    // No other decode will come for the KV.
     check_retried(
         &["placed nixl", "answered over", "decode unreachable", "client gone"],
         expect![[r#"
         placed nixl              -> send prefill
         answered over            -> judge prefill good, free prefill, send decode
-        decode unreachable       -> judge decode bad, free decode, release, wait 50ms
-        client gone              -> settle client_gone
+        decode unreachable       -> judge decode bad, free decode, wait 50ms
+        client gone              -> release, settle client_gone
+    "#]],
+    );
+}
+
+#[test]
+fn the_client_leaves_while_another_decode_is_chosen() {
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "resume", "client gone", "placed nixl"],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            client gone              -> release, settle client_gone
+            placed nixl              -> nothing
+        "#]],
+    );
+}
+
+#[test]
+fn the_client_leaves_while_another_decode_is_asked() {
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "resume", "placed nixl", "client gone"],
+        expect![[r#"
+            placed nixl              -> send prefill
+            answered over            -> judge prefill good, free prefill, send decode
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            placed nixl              -> send decode
+            client gone              -> cancel decode, judge decode mute, free decode, settle client_gone
+        "#]],
+    );
+}
+
+#[test]
+fn the_deadline_passes_while_kv_waits_for_another_decode() {
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "deadline"],
+        expect![[r#"
+        placed nixl              -> send prefill
+        answered over            -> judge prefill good, free prefill, send decode
+        decode unreachable       -> judge decode bad, free decode, wait 50ms
+        deadline                 -> release, fail 504 request_timeout, settle failed
+    "#]],
+    );
+}
+
+#[test]
+fn the_gateway_drains_while_kv_waits_for_another_decode() {
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "drain"],
+        expect![[r#"
+        placed nixl              -> send prefill
+        answered over            -> judge prefill good, free prefill, send decode
+        decode unreachable       -> judge decode bad, free decode, wait 50ms
+        drain                    -> release, fail 503 draining, settle failed
     "#]],
     );
 }

@@ -153,6 +153,7 @@ fn a_retry_may_land_on_another_kind_of_plan() {
             "answered over",
             "decode unreachable",
             "resume",
+            "unplaced",
             "placed whole",
             "head whole",
             "ended whole",
@@ -160,8 +161,9 @@ fn a_retry_may_land_on_another_kind_of_plan() {
         expect![[r#"
             placed nixl              -> send prefill
             answered over            -> judge prefill good, free prefill, send decode
-            decode unreachable       -> judge decode bad, free decode, release, wait 50ms
-            resume                   -> place
+            decode unreachable       -> judge decode bad, free decode, wait 50ms
+            resume                   -> replace
+            unplaced                 -> release, place
             placed whole             -> send decode
             head whole               -> start
             ended whole              -> judge decode good, free decode, settle served

@@ -425,9 +425,9 @@ async fn a_worker_that_dies_is_replaced_by_another_and_comes_back() {
 }
 
 #[tokio::test]
-async fn kv_is_released_when_its_decode_cannot_be_reached() {
-    // The decode that is chosen is dead, and nobody has noticed: the KV of the first attempt is consumed by a
-    // throw-away decode on the other one, and the second attempt serves the client.
+async fn kv_goes_to_another_decode_when_its_own_cannot_be_reached() {
+    // The decode that is chosen is dead, and nobody has noticed: the other one gets the KV of the first
+    // attempt, and no prompt is computed twice.
     let mut house = Plan::pairs(Dialect::Vllm, 1, 2).args("--decode-policy round_robin").open().await;
     house.engine(1).kill().await;
     for at in 0..4 {
@@ -435,10 +435,33 @@ async fn kv_is_released_when_its_decode_cannot_be_reached() {
     }
     house.quiet().await;
     let stats = house.stats().await;
-    assert_eq!(stats.handoffs.made, stats.handoffs.right, "every hand-off was consumed: {stats:?}");
-    assert!(stats.handoffs.made > 4, "at least one attempt met the dead decode: {stats:?}");
+    assert_eq!((stats.handoffs.made, stats.handoffs.right), (4, 4), "one prefill a request: {stats:?}");
     let page = house.page().await;
-    let released = page.sum("baton_releases_total", &[r#"result="done""#]);
-    assert_eq!(released, stats.handoffs.made as f64 - 4.0);
+    let retried = page.sum("smg_worker_retries_total", &[r#"worker_type="decode""#]);
+    assert!(retried > 0.0, "at least one attempt met the dead decode");
+    assert_eq!(page.sum("baton_releases_total", &[]), 0.0);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn kv_is_released_when_its_decode_cannot_be_reached_and_no_attempt_is_left() {
+    let plan = Plan::pairs(Dialect::Vllm, 1, 2).args("--decode-policy round_robin").no_retries();
+    let mut house = plan.open().await;
+    house.engine(1).kill().await;
+    let mut failed = 0;
+    for at in 0..4 {
+        let ask = Ask::completion(&format!("{PROMPT} {at}"), 8);
+        let reply = ask.post(house.address).await;
+        match reply.status {
+            502 => failed += 1,
+            _ => ask.check(&reply),
+        }
+    }
+    assert!(failed > 0, "at least one attempt met the dead decode");
+    house.quiet().await;
+    let stats = house.stats().await;
+    assert_eq!((stats.handoffs.made, stats.handoffs.right), (4, 4), "each was consumed: {stats:?}");
+    let page = house.page().await;
+    assert_eq!(page.sum("baton_releases_total", &[r#"result="done""#]), f64::from(failed));
     house.close().await;
 }

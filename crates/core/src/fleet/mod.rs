@@ -111,7 +111,12 @@ impl Seat {
 
     /// Has the window room for so many more sequences?
     pub fn has_room(&self, rooms: u32) -> bool {
-        self.window.is_none_or(|window| self.load.in_flight().saturating_add(rooms) <= window)
+        self.fits_in(self.load.in_flight(), rooms)
+    }
+
+    /// Would it, at this load?
+    pub fn fits_in(&self, load: u32, rooms: u32) -> bool {
+        self.window.is_none_or(|window| load.saturating_add(rooms) <= window)
     }
 
     fn described(&self, worker: Arc<Worker>) -> Seat {

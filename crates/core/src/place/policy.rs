@@ -66,7 +66,9 @@ impl Policy {
         for _ in 0..TRIES {
             let (seat, seen) = self.choose(candidates, dice)?;
             let lease = match seen {
-                Some(seen) => seat.load.take_if(seen, rooms),
+                // The choice looked at the load anew, so it may have seen a window that filled up meanwhile.
+                Some(seen) if seat.fits_in(seen, rooms) => seat.load.take_if(seen, rooms),
+                Some(_) => None,
                 None => seat.load.take_within(seat.window, rooms),
             };
             if let Some(lease) = lease {

@@ -281,7 +281,7 @@ impl Drive {
         let (gateway, now) = (self.gateway.clone(), self.lane.clock.now());
         let fleet = gateway.registry.fleet();
         let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
-        let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else {
+        let (Some(plan), Some(prefill)) = (&mut self.plan, &self.record.prefill) else {
             return Event::Unplaced(none);
         };
         let age = self.record.moments.prefill_done.map(|done| now.since(done));
@@ -292,6 +292,7 @@ impl Drive {
         let Some(decode) = gateway.strategy.replace(&look, &prefill.id, &mut self.dice) else {
             return Event::Unplaced(none);
         };
+        plan.ranks[Leg::Decode as usize] = handoff::rank(&decode.seat.worker);
         self.record.attempts += 1;
         self.tried.push(decode.seat.slot);
         self.record.engine = decode.seat.worker.engine;

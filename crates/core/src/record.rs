@@ -58,6 +58,8 @@ impl HandoffResult {
 pub struct Moments {
     pub received: Instant,
     pub admitted: Option<Instant>,
+    /// It began to wait for a decode worker's room.
+    pub queued: Option<Instant>,
     pub prefill_sent: Option<Instant>,
     /// The prefill's answer in turn, its head when both legs run at once.
     pub prefill_done: Option<Instant>,

@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::entrance::Entrance;
 use crate::registry::Registry;
+use crate::rooms::Rooms;
 use crate::telemetry::Telemetry;
 use crate::upstream::PoolRule;
 
@@ -51,6 +52,7 @@ pub struct Gateway {
     pub rules: Rules,
     pub timeouts: Timeouts,
     pub entrance: Arc<Entrance>,
+    pub rooms: Arc<Rooms>,
     /// Places for legs that live on without their exchange.
     pub background: Arc<Semaphore>,
     pub api_key: Option<config::Secret>,
@@ -91,6 +93,7 @@ impl Gateway {
                 shutdown_grace: config.timeouts.shutdown_grace,
             },
             entrance,
+            rooms: Arc::new(Rooms::new(config.admission.decode_admission_wait)),
             background: Arc::new(Semaphore::new(
                 config.limits.max_detached_legs.get().min(Semaphore::MAX_PERMITS),
             )),

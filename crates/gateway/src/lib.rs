@@ -14,6 +14,7 @@ pub mod lane;
 pub mod probe;
 pub mod registry;
 pub mod relay;
+pub mod rooms;
 pub mod serve;
 pub mod telemetry;
 pub mod upstream;

@@ -15,7 +15,7 @@ use baton_core::handoff;
 use baton_core::place::{self, Taken};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Drive;
+use super::{Drive, give_back};
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::telemetry::LegEnd;
@@ -73,7 +73,8 @@ impl Drive {
             let verdict = if end == LegEnd::TimedOut { Verdict::Mute } else { verdict };
             taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
             gateway.telemetry.background().released(end);
-            drop((taken, place));
+            give_back(taken, &gateway);
+            drop(place);
         });
     }
 

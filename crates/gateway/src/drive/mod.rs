@@ -16,7 +16,6 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use baton_core::ask::Ask;
 use baton_core::body::Envelope;
@@ -24,7 +23,7 @@ use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Edits, Mint, Pair, Plan};
-use baton_core::place::{Look, Miss, Placement, Taken};
+use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
 use http::HeaderMap;
 use smallvec::SmallVec;
@@ -33,12 +32,9 @@ use tokio::time::Sleep;
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
+use crate::rooms;
 use crate::telemetry::ExchangeSpan;
 use crate::upstream::{self, Head, LegEvent};
-
-/// How often a request that waits for a decode worker's room tries again, and for how long (SMG 1.13).
-const ROOM_RETRY: Duration = Duration::from_millis(50);
-const ROOM_WAIT: Duration = Duration::from_secs(30);
 
 /// What the client gets next.
 pub enum Turn {
@@ -78,7 +74,8 @@ pub struct Drive {
     deadline: Option<Pin<Box<Sleep>>>,
     backoff: Option<Pin<Box<Sleep>>>,
     /// Since when the request waits for room on a decode worker.
-    queued: Option<baton_core::time::Instant>,
+    place_in_line: Option<rooms::Place>,
+    patience: Option<Pin<Box<Sleep>>>,
     pending: VecDeque<Event>,
     head: Option<Head>,
     told: Option<Fault>,
@@ -106,7 +103,8 @@ impl Drive {
             tried: SmallVec::new(),
             deadline: None,
             backoff: None,
-            queued: None,
+            place_in_line: None,
+            patience: None,
             pending: VecDeque::new(),
             head: None,
             told: None,
@@ -166,7 +164,9 @@ impl Drive {
             }
             Action::Free(leg) => {
                 self.close(leg);
-                self.taken[leg as usize] = None;
+                if let Some(taken) = self.taken[leg as usize].take() {
+                    give_back(taken, &self.gateway);
+                }
             }
             Action::Start | Action::Tell => {}
             Action::Fail(fault) | Action::Cut(fault) => {
@@ -181,21 +181,46 @@ impl Drive {
                 }
                 self.backoff = Some(Box::pin(tokio::time::sleep(wait)));
             }
-            Action::Queue => {
-                self.queued.get_or_insert(self.lane.clock.now());
-                self.backoff = Some(Box::pin(tokio::time::sleep(ROOM_RETRY)));
-            }
+            Action::Queue => self.queue(),
             Action::Settle(outcome) => self.settle(outcome),
         }
     }
 
-    /// A wait is over: for room, or between two attempts.
-    fn waited(&mut self) -> Event {
-        match self.queued {
-            Some(since) if self.lane.clock.now().since(since) >= ROOM_WAIT => Event::QueueOver,
-            Some(_) => Event::Room,
-            None => Event::Resume,
+    /// Stands in line for room, or goes on standing there after a try in vain.
+    fn queue(&mut self) {
+        let rooms = &self.gateway.rooms;
+        if self.place_in_line.is_none() {
+            let place = rooms.enter(self.ask.model.as_deref(), place::rooms(&self.ask));
+            match place.filter(|_| !rooms.wait.is_zero()) {
+                Some(place) => self.place_in_line = Some(place),
+                None => return self.pending.push_back(Event::QueueOver),
+            }
+            self.record.moments.queued = Some(self.lane.clock.now());
+            self.patience = Some(Box::pin(tokio::time::sleep(rooms.wait)));
         }
+        self.backoff = Some(Box::pin(tokio::time::sleep(rooms::LOOK)));
+    }
+
+    /// In line: is it this one's turn, or has it waited long enough?
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        let Some(place) = &self.place_in_line else { return Poll::Pending };
+        if let Some(patience) = self.patience.as_mut()
+            && patience.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Event::QueueOver);
+        }
+        let looks = self.backoff.as_mut().is_some_and(|b| b.as_mut().poll(cx).is_ready());
+        if (place.bell.poll(cx) || looks) && place.may_try() {
+            self.backoff = None;
+            return Poll::Ready(Event::Room);
+        }
+        if looks {
+            // Not its turn yet: the timer starts anew and is polled so that it wakes this task.
+            let mut again = Box::pin(tokio::time::sleep(rooms::LOOK));
+            let _ = again.as_mut().poll(cx);
+            self.backoff = Some(again);
+        }
+        Poll::Pending
     }
 
     fn close(&mut self, leg: Leg) {
@@ -207,6 +232,12 @@ impl Drive {
 
     fn place(&mut self) -> Event {
         let (gateway, now) = (self.gateway.clone(), self.lane.clock.now());
+        if self.place_in_line.is_none() {
+            let (model, rooms) = (self.ask.model.as_deref(), place::rooms(&self.ask));
+            if gateway.rooms.must_wait(model, rooms) {
+                return Event::Full(Fault::Shed { leg: LegName::Decode, rooms, widest: None });
+            }
+        }
         let fleet = gateway.registry.fleet();
         let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
         let placement = match gateway.strategy.place(&look, &mut self.dice) {
@@ -215,7 +246,7 @@ impl Drive {
             Err(Miss::Full(fault)) => return Event::Full(fault),
         };
         self.derived.clear();
-        self.queued = None;
+        (self.place_in_line, self.patience) = (None, None);
         let plan = match self.plan(&placement) {
             Ok(plan) => plan,
             Err(fault) => return self.unplanned(placement, fault),
@@ -325,11 +356,15 @@ impl Drive {
         if let Some(held) = self.held.take_if(|held| held.again.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(self.told_by(Leg::Prefill, LegEvent::Answer(held.answer)));
         }
-        if let Some(backoff) = self.backoff.as_mut()
+        if self.place_in_line.is_some() {
+            if let Poll::Ready(event) = self.poll_room(cx) {
+                return Poll::Ready(event);
+            }
+        } else if let Some(backoff) = self.backoff.as_mut()
             && backoff.as_mut().poll(cx).is_ready()
         {
             self.backoff = None;
-            return Poll::Ready(self.waited());
+            return Poll::Ready(Event::Resume);
         }
         let timeout = self.gateway.rules.exchange.request_timeout;
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
@@ -372,6 +407,13 @@ impl Drive {
         self.span.settle(record);
         self.gateway.telemetry.record(record);
     }
+}
+
+/// The lease first, then word to those who wait for it.
+fn give_back(taken: Taken, gateway: &Gateway) {
+    let Taken { seat, lease } = taken;
+    drop(lease);
+    gateway.rooms.freed(&seat.worker);
 }
 
 impl Drop for Drive {

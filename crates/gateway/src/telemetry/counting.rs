@@ -102,6 +102,8 @@ impl Counting {
         }
         all.pd_kv_failures.of([]);
         all.pd_bootstrap_failures.of([]);
+        all.admission_waits.of([]);
+        all.admission_sheds.of([]);
     }
 
     pub fn families(&self) -> &Recorded {
@@ -132,7 +134,8 @@ impl Counting {
             self.request_bytes.add(record.request_bytes);
             self.answer_bytes.add(record.answer_bytes);
         }
-        if !record.retried.is_empty() || record.retries_exhausted || record.leg.is_some() {
+        let trouble = record.retries_exhausted || record.leg.is_some() || record.moments.queued.is_some();
+        if trouble || !record.retried.is_empty() {
             self.troubles(series, model, record);
         }
     }
@@ -160,6 +163,11 @@ impl Counting {
         }
         if let Some(code) = record.code.filter(|_| is_last_apart(record)) {
             self.failed_leg(record.leg, code, [&record.prefill, &record.decode]);
+        }
+        if matches!(record.code, Some("worker_overload_protection_shed")) {
+            self.all.admission_sheds.of([]).one();
+        } else if record.moments.queued.is_some() && record.decode.is_some() {
+            self.all.admission_waits.of([]).one();
         }
         if record.retries_exhausted {
             self.all.retries_exhausted.of([labels::worker_type(record.leg), endpoint]).one();

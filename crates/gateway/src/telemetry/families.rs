@@ -46,6 +46,11 @@ recorded! {
     /// Always 0: a body that cannot be edited is refused before workers are chosen.
     pd_bootstrap_failures: Counters "smg_pd_bootstrap_failures_total" [], "requests", SmgPd;
 
+    /// Requests that were placed after they had waited for a decode worker's window.
+    admission_waits: Counters "smg_pd_admission_waits_total" [], "requests", SmgPd;
+    /// Requests shed because every decode worker's window stayed full.
+    admission_sheds: Counters "smg_pd_admission_sheds_total" [], "requests", SmgPd;
+
     /// Workers picked, once for each leg and attempt.
     worker_selections: Counters "smg_worker_selection_total" [worker_type, connection_mode, model, policy], "picks", SmgPd;
     /// Legs placed on the worker, attempts that failed included.
@@ -91,6 +96,8 @@ scraped! {
     cb_successes: Gauges "smg_worker_cb_consecutive_successes" [worker], "legs", Smg;
     /// Health checks by the worker's role; result is success or failure.
     health_checks: Totals "smg_worker_health_checks_total" [worker_type, result], "checks", Smg;
+    /// Sequences that the worker runs at once, as it says or as it was registered; 0: it says nothing and is not gated.
+    admission_window: Gauges "smg_pd_admission_window" [worker], "sequences", Smg;
     /// Workers registered, by role and first model.
     pool_size: Gauges "smg_worker_pool_size" [worker_type, connection_mode, model], "workers", Smg;
 

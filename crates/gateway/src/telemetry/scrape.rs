@@ -68,6 +68,10 @@ fn read_engine(url: &str, ranks: &[&Seat], scraped: &Scraped) {
     let active: f64 = ranks.iter().map(|seat| f64::from(seat.load.in_flight())).sum();
     let well = ranks.iter().all(|seat| seat.pulse.status() == Status::Ready);
     scraped.requests_active.set([url], active);
+    if ranks.iter().any(|seat| seat.worker.role == Role::Decode) {
+        let window: u32 = ranks.iter().filter_map(|seat| seat.window).sum();
+        scraped.admission_window.set([url], f64::from(window));
+    }
     scraped.health.set([url], f64::from(u8::from(well)));
     scraped.cb_state.set([url], breakers.iter().map(|b| b.state().gauge()).max().unwrap_or(0) as f64);
     scraped.cb_failures.set([url], worst(Breaker::bad_in_a_row));

@@ -18,4 +18,5 @@ mod serving;
 mod slow;
 mod stopping;
 mod support;
+mod windows;
 mod workers;

@@ -30,7 +30,7 @@ group! {
         /// Longest time a request may wait for a prefill worker; 60 where the bound is set.
         prefill_queue_timeout: Option<Duration> = None, MAYBE_SECS_OR_ZERO, "prefill-queue-timeout-secs", NOTE.later(WINDOW);
         /// Longest time a request may wait for a decode worker's window; 0 sheds at once.
-        decode_admission_wait: Duration = Duration::from_secs(30), SECS_OR_ZERO, "pd-admission-wait-secs", NOTE.later(WINDOW);
+        decode_admission_wait: Duration = Duration::from_secs(30), SECS_OR_ZERO, "pd-admission-wait-secs";
     }
 }
 

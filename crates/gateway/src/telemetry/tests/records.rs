@@ -34,6 +34,7 @@ pub fn served(stand: &Stand) -> Record {
         attempts: 1,
         moments: Moments {
             received: Instant::ZERO,
+            queued: None,
             admitted: at(1),
             prefill_sent: at(10),
             prefill_done: at(210),

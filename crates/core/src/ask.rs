@@ -89,6 +89,8 @@ pub struct Ask {
     pub echoes: bool,
     /// The prompt is cut to what the output cap leaves room for: a leg with another cap has another prompt.
     pub cuts: bool,
+    /// A request id of the client's holds what MoRI-IO's connector reads as the address of a peer (vLLM 0.33).
+    pub names_peers: bool,
     pub cap: Cap,
     pub max_tokens: Option<u64>,
     pub min_tokens: Option<u64>,
@@ -158,6 +160,7 @@ impl Ask {
             logprobs: false,
             echoes: false,
             cuts: false,
+            names_peers: false,
             cap: if api == Api::Responses { Cap::MaxOutputTokens } else { Cap::MaxTokens },
             max_tokens: None,
             min_tokens: None,
@@ -181,6 +184,9 @@ impl Ask {
                 return Err(Fault::RepeatedMember { key: key.to_owned() });
             }
             self.strip.push(Edit::remove(key.to_owned()));
+            if key == "request_id" {
+                self.hear_request_id(scalar::as_str(value).unwrap_or_default().as_bytes());
+            }
             return Ok(());
         }
         seen.once(key)?;
@@ -255,6 +261,13 @@ impl Ask {
         self.max_tokens =
             scalar::member(params, "max_new_tokens").and_then(scalar::as_u64).or(self.max_tokens);
         Ok(())
+    }
+
+    /// The client names its request so, in its body or in `X-Request-Id`. No engine sees it; see
+    /// [`Ask::names_peers`].
+    pub fn hear_request_id(&mut self, id: &[u8]) {
+        let holds = |mark: &[u8]| memchr::memmem::find(id, mark).is_some();
+        self.names_peers |= holds(b"___prefill_addr_") || holds(b"___decode_addr_");
     }
 
     /// How many results the engine is asked for as a list of requests: none for a plain request.

@@ -358,6 +358,13 @@ impl Fault {
     /// Messages that hold nothing of the request.
     fn plain_message(&self) -> &'static str {
         match self {
+            Fault::BodyStalled => "The request body stopped arriving. Send it without long pauses.",
+            Fault::BodyBroken => "The request body ended before it was complete.",
+            Fault::NoModels => "No worker has reported a model yet.",
+            Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.",
+            Fault::QueueTimeout { .. } => "The request waited too long for its turn. Try again later.",
+            Fault::Draining => "The gateway is shutting down. Send the request to another one.",
+            Fault::ClientGone => "The client left.",
             Fault::MoriioPair { .. } => {
                 "The selected prefill/decode pair is not configured for MoRI-IO. The gateway's log says why."
             }
@@ -388,10 +395,6 @@ impl Fault {
                     "The request body is larger than the limit of {limit_bytes} bytes (--max-payload-size)."
                 )
             }
-            Fault::BodyStalled => {
-                "The request body stopped arriving. Send it without long pauses.".to_owned()
-            }
-            Fault::BodyBroken => "The request body ended before it was complete.".to_owned(),
             Fault::UnknownUrl { method, path } => format!("Invalid URL ({method} {path})"),
             Fault::MethodNotAllowed { allow } => format!("This path takes {allow} only."),
             Fault::Unauthorized { given: true } => "Incorrect API key provided.".to_owned(),
@@ -402,12 +405,6 @@ impl Fault {
             Fault::ModelNotFound { model, known } => {
                 format!("The model `{model}` does not exist. Models served here: {known}.")
             }
-            Fault::NoModels => "No worker has reported a model yet.".to_owned(),
-            Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.".to_owned(),
-            Fault::QueueTimeout { .. } => {
-                "The request waited too long for its turn. Try again later.".to_owned()
-            }
-            Fault::Draining => "The gateway is shutting down. Send the request to another one.".to_owned(),
             Fault::NoWorker { leg, registered: false } => {
                 let leg = leg.as_str();
                 format!(
@@ -442,12 +439,18 @@ impl Fault {
             Fault::Deadline { leg, seconds } => {
                 format!("No complete answer within {seconds} s; waiting for the {} worker.", leg.as_str())
             }
-            Fault::MoriioPair { .. }
+            Fault::BodyStalled
+            | Fault::BodyBroken
+            | Fault::NoModels
+            | Fault::QueueFull { .. }
+            | Fault::QueueTimeout { .. }
+            | Fault::Draining
+            | Fault::MoriioPair { .. }
             | Fault::MoriioRoute
             | Fault::MoriioFanout
             | Fault::MoriioRequestId
-            | Fault::MoriioHandoff { .. } => self.plain_message().to_owned(),
-            Fault::ClientGone => "The client left.".to_owned(),
+            | Fault::MoriioHandoff { .. }
+            | Fault::ClientGone => self.plain_message().to_owned(),
         }
     }
 }

@@ -60,7 +60,7 @@ pub struct Course {
 
 impl Course {
     /// The prefill's answer says what it was worth, and the exchange waits to hear it.
-    pub(super) const fn awaits_answer(&self) -> bool {
+    pub const fn awaits_answer(&self) -> bool {
         match self.order {
             Order::Single => false,
             Order::InTurn => true,

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use smallvec::smallvec;
 
-use super::{Edits, mooncake, nixl};
+use super::{Edits, mooncake, moriio, nixl};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
 use crate::fleet::Worker;
@@ -22,6 +22,8 @@ pub enum Deliver {
     Nixl,
     /// Another connector: whatever object the prefill returns is relayed; nothing returned is normal.
     Relay,
+    /// MoRI-IO: what the prefill returns is checked, and without a right hand-off the request ends.
+    Moriio(moriio::Due),
     /// Mooncake: the gateway tells the decode what this prefill would not; of the answer only its ending
     /// counts.
     Mooncake(mooncake::Due),
@@ -51,6 +53,7 @@ impl Deliver {
         match self {
             Deliver::Nothing => Reading::nothing(HandoffResult::None, None),
             Deliver::Nixl => nixl::read(params(read())),
+            Deliver::Moriio(due) => due.read(params(read())),
             Deliver::Relay => relayed(params(read())),
             Deliver::Mooncake(due) => due.read(read().as_ref(), prefill),
         }

@@ -12,6 +12,7 @@ mod deliver;
 mod finish;
 mod mint;
 mod mooncake;
+mod moriio;
 mod nixl;
 mod passthrough;
 mod sglang;
@@ -71,6 +72,9 @@ pub struct Rules {}
 pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> Result<Plan, Fault> {
     let mut plan = match pair {
         Pair::Whole(worker) => whole::plan(worker, ask, mint),
+        Pair::Legs { prefill, decode } if is_moriio(prefill) || is_moriio(decode) => {
+            moriio::plan(prefill, decode, ask, mint)?
+        }
         Pair::Legs { prefill, decode: _ } => match (prefill.engine, prefill.connector()) {
             (Engine::Vllm, Connector::Nixl) => nixl::plan(ask, mint),
             (Engine::Vllm, Connector::Mooncake) => mooncake::plan(prefill, ask, mint),
@@ -84,6 +88,11 @@ pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> R
     };
     plan.pin(pair);
     Ok(plan)
+}
+
+/// A decode of this kind never goes without its hand-off, whatever the prefill is (page, "MoRI-IO").
+fn is_moriio(worker: &Worker) -> bool {
+    worker.engine == Engine::Vllm && worker.connector() == Connector::Moriio
 }
 
 impl Plan {

@@ -26,6 +26,8 @@ pub struct Case {
     /// The case as written, up to what came out.
     pub source: String,
     pub api: Api,
+    /// The client's `X-Request-Id`.
+    pub request_id: Option<String>,
     pub prefill: Option<Worker>,
     /// The worker that answers: the decode, or the one that does all.
     pub answering: Worker,
@@ -54,11 +56,13 @@ fn case(text: &str) -> Case {
         None => (rest, None),
     };
     let path = route.strip_prefix("= POST ").expect("= POST and a path");
+    let (path, request_id) = path.split_once(' ').map_or((path, None), |(path, id)| (path, Some(id)));
     let words = workers.strip_prefix("= ").expect("= and the workers").split(' ');
     let cast = Cast::of(words);
     Case {
         title: title.to_owned(),
         source: format!("## {input}\n"),
+        request_id: request_id.map(str::to_owned),
         api: Api::of_path(path).expect("a route that generates"),
         prefill: (!cast.alone).then_some(cast.prefill),
         answering: cast.answering,

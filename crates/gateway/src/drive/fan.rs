@@ -52,7 +52,7 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
         let text = fan::part(&body, &ask, index);
         let Ok(body) = Envelope::parse(text, &whole.gateway.rules.body) else { continue };
         let ask = match Ask::read(api, &body) {
-            Ok(ask) => ask,
+            Ok(part) => Ask { names_peers: ask.names_peers, ..part },
             Err(fault) => return whole.fail(api, &fault),
         };
         let record = Record {

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use baton_core::exchange::{Event, Failure, Leg, Order};
+use baton_core::exchange::{Event, Failure, Handed, Leg};
 use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::fleet::Worker;
 use baton_core::handoff::Edits;
@@ -29,12 +29,11 @@ impl Drive {
     pub(super) fn send(&mut self, leg: Leg) {
         let now = self.lane.clock.now();
         let (Some(plan), Some(taken)) = (&self.plan, &self.taken[leg as usize]) else { return };
-        let want = match (leg, plan.course.order) {
-            (Leg::Decode, _) => Want::Relayed,
-            (Leg::Prefill, Order::Together) => Want::Drained,
-            (Leg::Prefill, _) => {
-                Want::Whole { max_bytes: self.gateway.rules.exchange.prefill_answer_max_bytes }
-            }
+        let max_bytes = self.gateway.rules.exchange.prefill_answer_max_bytes;
+        let want = match leg {
+            Leg::Decode => Want::Relayed,
+            Leg::Prefill if plan.course.awaits_answer() => Want::Whole { max_bytes },
+            Leg::Prefill => Want::Drained,
         };
         let rank = plan.ranks[leg as usize];
         let request = match leg {
@@ -118,15 +117,18 @@ impl Drive {
                 let Some(prefill) = self.prefill_now() else { return Event::Ended(leg) };
                 let reading = plan.deliver.read(&answer, &prefill, &self.gateway.rules.answer);
                 if let Some(why) = reading.why {
-                    let worker = self.record.prefill.as_ref().map_or("", |w| w.url.as_str());
-                    tracing::warn!(worker, why, "no hand-off: the decode computes the prompt itself");
+                    let then = match reading.handed {
+                        Handed::Dead(_) => "the request ends",
+                        _ => "the decode computes the prompt itself",
+                    };
+                    tracing::warn!(worker = prefill.url, why, then, "no hand-off");
                 }
                 (self.derived, self.record.handoff) = (reading.edits, reading.result);
                 Event::Answered(reading.handed)
             }
             LegEvent::Ended => Event::Ended(leg),
             LegEvent::Refused { status, body, retry_after } => {
-                let alone = self.plan.as_ref().is_some_and(|p| p.course.order == Order::InTurn);
+                let alone = self.plan.as_ref().is_some_and(|p| p.course.awaits_answer());
                 let refusal = read_refusal(status, &body, retry_after, alone);
                 self.failure(leg, |leg| Fault::Refused { leg, refusal }, true)
             }

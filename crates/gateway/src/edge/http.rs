@@ -162,7 +162,10 @@ impl Desk {
         let bytes = intake::collect(body, max, gateway.timeouts.body_stall, &self.line).await?;
         record.request_bytes = bytes.len() as u64;
         let body = Envelope::parse(bytes, &gateway.rules.body).map_err(|e| malformed(&e, max))?;
-        let ask = Ask::read(api, &body)?;
+        let mut ask = Ask::read(api, &body)?;
+        for id in parts.headers.get_all(answer::REQUEST_ID) {
+            ask.hear_request_id(id.as_bytes());
+        }
         (record.model, record.stream) = (ask.model.clone(), ask.stream);
         let permit = gateway.entrance.enter().await?;
         Ok((ask, body, permit))

@@ -12,6 +12,7 @@ mod faults;
 mod leaving;
 mod legs;
 mod mooncake;
+mod moriio;
 mod relay;
 mod reuse;
 mod serving;

@@ -152,7 +152,7 @@ impl Envelope {
     /// All members in their order, names decoded (a lone surrogate reads as U+FFFD), values as written.
     pub fn members(&self) -> impl Iterator<Item = (Cow<'_, str>, &[u8])> {
         self.members.iter().map(|member| {
-            let key = text::decode(&self.body[member.key()]).unwrap_or_default();
+            let key = text::name(&self.body[member.key()], member.escaped).unwrap_or_default();
             (key, &self.body[member.value()])
         })
     }

@@ -89,7 +89,7 @@ pub fn members(raw: &[u8]) -> impl Iterator<Item = (Cow<'_, str>, &[u8])> {
     let mut items = Items::open(raw, b'{');
     std::iter::from_fn(move || {
         let member = items.as_mut()?.member()??;
-        Some((text::decode(&raw[member.key()])?, &raw[member.value()]))
+        Some((text::name(&raw[member.key()], member.escaped)?, &raw[member.value()]))
     })
 }
 

@@ -320,10 +320,18 @@ impl<'a> Scanner<'a> {
 /// The first quote, backslash or control byte at or behind `at`, or the end of the text.
 /// `high` is set if a non-ASCII byte was passed; it may also be set by one that follows shortly after.
 fn plain(text: &[u8], mut at: usize, high: &mut bool) -> usize {
+    // Names and most values are short: a few words decide before a block pays.
+    for _ in 0..4 {
+        match word(text, &mut at, high) {
+            Some(true) => return at,
+            Some(false) => {}
+            None => return tail(text, at, high),
+        }
+    }
     while let Some(block) = text.get(at..).and_then(<[u8]>::first_chunk::<32>) {
         let (mut stop, mut top) = (0u8, 0u8);
         for byte in block {
-            stop |= u8::from(*byte < 0x20) | u8::from(*byte == b'"') | u8::from(*byte == b'\\');
+            stop |= u8::from(*byte ^ 2 < 0x21) | u8::from(*byte == b'\\');
             top |= byte;
         }
         *high |= top >= 0x80;
@@ -332,15 +340,27 @@ fn plain(text: &[u8], mut at: usize, high: &mut bool) -> usize {
         }
         at += 32;
     }
-    while let Some(word) = text.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let word = u64::from_le_bytes(*word);
-        *high |= word & ONES << 7 != 0;
-        let stops = stops(word);
-        if stops != 0 {
-            return at + stops.trailing_zeros() as usize / 8;
+    loop {
+        match word(text, &mut at, high) {
+            Some(true) => return at,
+            Some(false) => {}
+            None => return tail(text, at, high),
         }
-        at += 8;
     }
+}
+
+/// Looks at eight bytes: true if the text stops in them (`at` is where), `None` if there are no eight.
+#[inline]
+fn word(text: &[u8], at: &mut usize, high: &mut bool) -> Option<bool> {
+    let word = u64::from_le_bytes(*text.get(*at..)?.first_chunk::<8>()?);
+    *high |= word & ONES << 7 != 0;
+    let stops = stops(word);
+    *at += if stops == 0 { 8 } else { stops.trailing_zeros() as usize / 8 };
+    Some(stops != 0)
+}
+
+/// The last bytes of a text, one by one.
+fn tail(text: &[u8], mut at: usize, high: &mut bool) -> usize {
     while let Some(byte) = text.get(at) {
         *high |= *byte >= 0x80;
         if matches!(byte, 0..0x20 | b'"' | b'\\') {
@@ -355,8 +375,9 @@ const ONES: u64 = u64::from_le_bytes([1; 8]);
 
 /// Marks the high bit of each byte that ends plain text. Marks above the lowest one may be false (borrows run
 /// upwards), the lowest is exact.
+#[inline]
 fn stops(word: u64) -> u64 {
     let below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word & ONES << 7;
-    let equal = |byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
-    below(word, 0x20) | equal(b'"') | equal(b'\\')
+    // With its second bit turned over, the quote is the one byte that stands next to the control bytes.
+    below(word ^ (ONES * 2), 0x21) | below(word ^ (ONES * u64::from(b'\\')), 1)
 }

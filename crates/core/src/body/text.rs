@@ -85,9 +85,20 @@ fn unit(text: &[u8]) -> Option<u32> {
 /// The text that stands for `raw` (without its quotes). A lone surrogate becomes U+FFFD.
 /// `None` if the escapes or the UTF-8 are broken, which an [`Envelope`](super::Envelope) has excluded.
 pub(super) fn decode(raw: &[u8]) -> Option<Cow<'_, str>> {
-    if memchr::memchr(b'\\', raw).is_none() {
-        return simdutf8::basic::from_utf8(raw).ok().map(Cow::Borrowed);
-    }
+    if memchr::memchr(b'\\', raw).is_none() { utf8(raw).map(Cow::Borrowed) } else { unescape(raw) }
+}
+
+/// A member's name, of which it is known whether it has escapes.
+pub(super) fn name(raw: &[u8], escaped: bool) -> Option<Cow<'_, str>> {
+    if escaped { unescape(raw) } else { utf8(raw).map(Cow::Borrowed) }
+}
+
+/// The vector code pays only for longer texts.
+fn utf8(raw: &[u8]) -> Option<&str> {
+    if raw.len() < 64 { std::str::from_utf8(raw).ok() } else { simdutf8::basic::from_utf8(raw).ok() }
+}
+
+fn unescape(raw: &[u8]) -> Option<Cow<'_, str>> {
     let mut decoded = String::with_capacity(raw.len());
     for piece in (Pieces { rest: raw }) {
         match piece {

@@ -9,15 +9,10 @@ use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::fleet::Worker;
 use baton_core::handoff::Edits;
 use bytes::Bytes;
-use http::uri::PathAndQuery;
-use http::{HeaderName, HeaderValue, Method, header};
+use http::HeaderValue;
 
 use super::Drive;
-use crate::edge::answer::REQUEST_ID;
 use crate::upstream::{self, LegBody, LegEvent, LegRequest, Want};
-
-/// Which rank of the engine is to serve (vLLM 0.33; SGLang takes it too).
-const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// A prefill's answer that has to wait until its worker has said that it is still the same.
 pub(super) struct Held {
@@ -57,18 +52,11 @@ impl Drive {
     /// The client's request with these edits, under the id that both engines log, for one rank of the
     /// engine where the plan wants it there.
     pub(super) fn request(&self, edits: &Edits, request_id: &str, rank: Option<u32>) -> LegRequest {
-        let mut headers = self.forward.clone();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Ok(id) = HeaderValue::from_str(request_id) {
-            headers.insert(REQUEST_ID, id);
-        }
-        if let Some(rank) = rank {
-            headers.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
-        }
         LegRequest {
-            method: Method::POST,
-            path: PathAndQuery::from_static(self.ask.api.path()),
-            headers,
+            api: self.ask.api,
+            id: HeaderValue::from_str(request_id).ok(),
+            rank,
+            forward: self.forward.clone(),
             body: LegBody::new(self.body.splice(edits).pieces()),
         }
     }

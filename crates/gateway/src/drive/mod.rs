@@ -25,7 +25,7 @@ use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Edits, Mint, Pair, Plan};
 use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
-use http::HeaderMap;
+use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
 use tokio::time::Sleep;
 
@@ -49,7 +49,7 @@ pub struct Entry {
     pub ask: Ask,
     pub body: Envelope,
     /// Headers of the client that both legs get.
-    pub forward: HeaderMap,
+    pub forward: Vec<(HeaderName, HeaderValue)>,
     pub record: Record,
     /// `None`: a part of a request, which holds the place for all its parts.
     pub permit: Option<Permit>,
@@ -63,7 +63,7 @@ pub struct Drive {
     dice: Dice,
     ask: Ask,
     body: Envelope,
-    forward: HeaderMap,
+    forward: Vec<(HeaderName, HeaderValue)>,
     plan: Option<Plan>,
     /// Edits of the decode leg that the prefill's answer brought.
     derived: Edits,

@@ -214,17 +214,16 @@ impl Desk {
 
     /// What both legs get of the client's headers. With a key of its own the gateway takes the client's
     /// `Authorization` for itself; it never reaches an engine.
-    fn forwarded(&self, headers: &HeaderMap) -> HeaderMap {
-        let mut out = HeaderMap::with_capacity(8);
-        for name in FORWARDED {
-            if let Some(value) = headers.get(name) {
-                out.insert(HeaderName::from_static(name), value.clone());
+    fn forwarded(&self, headers: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+        let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();
+        for (name, value) in headers {
+            let passes = match name {
+                &header::AUTHORIZATION => self.gateway.api_key.is_none(),
+                name => FORWARDED.contains(&name.as_str()),
+            };
+            if passes && !out.iter().any(|(seen, _)| seen == name) {
+                out.push((name.clone(), value.clone()));
             }
-        }
-        if self.gateway.api_key.is_none()
-            && let Some(value) = headers.get(header::AUTHORIZATION)
-        {
-            out.insert(header::AUTHORIZATION, value.clone());
         }
         out
     }

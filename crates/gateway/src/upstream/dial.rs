@@ -1,12 +1,12 @@
 //! Where a worker is, and a new connection to it.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use baton_core::ask::Api;
 use baton_core::fleet::Worker;
-use http::HeaderValue;
+use http::{HeaderValue, Uri};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
@@ -14,7 +14,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use super::pool::Link;
+use super::bell::Bell;
+use super::link::Link;
 use super::stream::{Stream, Wire};
 use super::{LegBody, Lost};
 
@@ -29,8 +30,8 @@ pub struct Address {
     /// For TLS: the name to verify.
     tls: Option<String>,
     pub host: HeaderValue,
-    /// Path that the worker's URL adds before every route; empty or `/x`.
-    pub prefix: String,
+    /// Each API's route, behind the path that the worker's URL adds before every route.
+    routes: [Uri; Api::ALL.len()],
     /// The worker's own key.
     pub authorization: Option<HeaderValue>,
 }
@@ -54,13 +55,22 @@ impl Address {
             v.set_sensitive(true);
             v
         });
+        let prefix = uri.path().trim_end_matches('/');
+        let mut routes = <[Uri; Api::ALL.len()]>::default();
+        for api in Api::ALL {
+            routes[api as usize] = format!("{prefix}{}", api.path()).parse().map_err(Lost::before)?;
+        }
         Ok(Address {
             dial: format!("{host}:{port}"),
             tls: https.then_some(name),
             host: HeaderValue::try_from(authority.as_str()).map_err(Lost::before)?,
-            prefix: uri.path().trim_end_matches('/').to_owned(),
+            routes,
             authorization,
         })
+    }
+
+    pub fn route(&self, api: Api) -> &Uri {
+        &self.routes[api as usize]
     }
 
     /// A fresh connection, within `timeout`.
@@ -85,14 +95,14 @@ impl Address {
                 Wire::Tls(Box::new(connector.connect(name, tcp).await?))
             }
         };
-        let heard = Arc::new(AtomicBool::new(false));
-        let io = TokioIo::new(Stream::new(wire, heard.clone()));
+        let bell = Bell::new();
+        let io = TokioIo::new(Stream::new(wire, bell.clone()));
         let (send, conn) = http1::Builder::new()
             .max_buf_size(1 << 20)
             .handshake::<_, LegBody>(io)
             .await
             .map_err(io::Error::other)?;
-        Ok(Link::new(send, conn, heard))
+        Ok(Link::new(send, conn, bell))
     }
 }
 

@@ -3,34 +3,71 @@
 //! A leg is polled, not spawned. It says what happened in [`LegEvent`]s; how much of the body it reads by
 //! itself depends on what is wanted of it ([`Want`]). Dropping it closes its connection.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use baton_core::ask::Api;
 use baton_core::fleet::Seat;
 use baton_core::time::Instant;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, header, uri::PathAndQuery};
-use http_body::Body;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
-use super::pool::{Link, Pool};
+use super::dial::Address;
+use super::link::{Link, Promise};
+use super::pool::Pool;
 use super::{LegBody, Lost};
 use crate::clock::Clock;
+use crate::edge::answer::REQUEST_ID;
+
+/// Which rank of the engine is to serve (vLLM 0.33; SGLang takes it too).
+const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// How long the body of an error answer may take; after that its status has to do.
 const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
 
-/// What is sent.
+/// How much of the body of an error answer is kept, in bytes.
+const ERROR_BODY_MAX: usize = 64 << 10;
+
+/// What is sent, apart from what the worker's [`Address`] adds. Kept until an answer begins, because a
+/// reused connection may turn out to be dead.
 #[derive(Clone, Debug)]
 pub struct LegRequest {
-    pub method: Method,
-    pub path: PathAndQuery,
-    pub headers: HeaderMap,
+    pub api: Api,
+    /// The id that both engines log.
+    pub id: Option<HeaderValue>,
+    /// The rank of the engine that is to serve.
+    pub rank: Option<u32>,
+    /// Headers of the client that the engine gets.
+    pub forward: Vec<(HeaderName, HeaderValue)>,
     pub body: LegBody,
+}
+
+impl LegRequest {
+    fn to(&self, address: &Address) -> Request<LegBody> {
+        let mut headers = HeaderMap::with_capacity(8 + self.forward.len());
+        headers.insert(header::HOST, address.host.clone());
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.extend(self.forward.iter().cloned());
+        if let Some(id) = &self.id {
+            headers.insert(REQUEST_ID, id.clone());
+        }
+        if let Some(rank) = self.rank {
+            headers.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
+        }
+        if let Some(own) = &address.authorization {
+            headers.insert(header::AUTHORIZATION, own.clone());
+        }
+        let mut request = Request::new(self.body.clone());
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = address.route(self.api).clone();
+        *request.headers_mut() = headers;
+        request
+    }
 }
 
 /// What is done with the body of a good answer.
@@ -68,10 +105,13 @@ pub enum LegEvent {
     Broken(Lost),
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<(Response<Incoming>, Box<Link>), Lost>> + Send>>;
+type Dial = Pin<Box<dyn Future<Output = Result<Box<Link>, Lost>> + Send>>;
 
 enum State {
-    Opening(Opening),
+    /// A connection is being made.
+    Dialing(Dial),
+    /// The request is on its way, or the worker is thinking.
+    Asking(Box<Link>, Promise),
     /// A good answer whose body is being read.
     Reading(Reader, BytesMut),
     /// A bad answer whose body is being read.
@@ -94,24 +134,46 @@ pub struct Leg {
     slot: u32,
     pool: Arc<Pool>,
     clock: Clock,
-    error_max_bytes: usize,
+    /// Until an answer has begun.
+    request: Option<Box<(LegRequest, Arc<Address>)>>,
     since: Option<Instant>,
 }
 
 impl Leg {
-    /// Begins to send. Nothing moves until the leg is polled.
+    /// Sends on an idle connection, or begins to make one. Nothing moves until the leg is polled.
     pub fn send(pool: &Arc<Pool>, clock: Clock, seat: &Seat, request: LegRequest, want: Want) -> Leg {
-        let opening = open(pool.clone(), clock, seat.clone(), request);
-        let state = State::Opening(Box::pin(opening));
-        Leg {
-            state,
+        let mut leg = Leg {
+            state: State::Over,
             want,
             slot: seat.slot,
             pool: pool.clone(),
             clock,
-            error_max_bytes: 64 << 10,
+            request: None,
             since: None,
+        };
+        match pool.address(seat) {
+            Err(lost) => leg.state = State::Dialing(Box::pin(std::future::ready(Err(lost)))),
+            Ok(address) => {
+                leg.request = Some(Box::new((request, address)));
+                match pool.take(seat.slot, clock.now()) {
+                    Some(link) => leg.ask(link),
+                    None => leg.dial(),
+                }
+            }
         }
+        leg
+    }
+
+    fn dial(&mut self) {
+        let Some((_, address)) = self.request.as_deref() else { return };
+        let (address, timeout) = (address.clone(), self.pool.connect_timeout());
+        self.state = State::Dialing(Box::pin(async move { address.connect(timeout).await.map(Box::new) }));
+    }
+
+    fn ask(&mut self, mut link: Box<Link>) {
+        let Some((request, address)) = self.request.as_deref() else { return };
+        let promise = link.ask(request.to(address));
+        self.state = State::Asking(link, promise);
     }
 
     /// Since when the worker's process has been this one, as far as its connection tells: a connection does
@@ -124,9 +186,16 @@ impl Leg {
     pub fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
         loop {
             match &mut self.state {
-                State::Opening(opening) => {
-                    let opened = ready!(opening.as_mut().poll(cx));
-                    if let Some(event) = self.opened(opened) {
+                State::Dialing(dial) => match ready!(dial.as_mut().poll(cx)) {
+                    Ok(mut link) => {
+                        link.opened = self.clock.now();
+                        self.ask(link);
+                    }
+                    Err(lost) => return Poll::Ready(self.unreachable(lost)),
+                },
+                State::Asking(link, promise) => {
+                    let answer = ready!(link.poll_head(promise, cx));
+                    if let Some(event) = self.answered(answer) {
                         return Poll::Ready(event);
                     }
                 }
@@ -158,17 +227,34 @@ impl Leg {
         }
     }
 
-    fn opened(&mut self, opened: Result<(Response<Incoming>, Box<Link>), Lost>) -> Option<LegEvent> {
-        let (response, link) = match opened {
-            Ok(opened) => opened,
-            Err(lost) => {
-                self.state = State::Over;
-                return Some(LegEvent::Unreachable(lost));
+    /// A reused connection may have been closed by the worker in the same moment; if it died before a single
+    /// byte of an answer, the request is sent once more, on a new connection, and only then.
+    fn answered(&mut self, answer: hyper::Result<Response<Incoming>>) -> Option<LegEvent> {
+        let State::Asking(link, _) = std::mem::replace(&mut self.state, State::Over) else { return None };
+        match answer {
+            Ok(response) => self.opened(link, response),
+            Err(e) if link.reused && !link.has_heard() && !e.is_timeout() => {
+                self.pool.note_resend();
+                self.dial();
+                None
             }
-        };
+            Err(e) => {
+                let delivered = !e.is_canceled();
+                Some(self.unreachable(Lost { cause: cause(&e), delivered }))
+            }
+        }
+    }
+
+    fn unreachable(&mut self, lost: Lost) -> LegEvent {
+        self.state = State::Over;
+        LegEvent::Unreachable(lost)
+    }
+
+    fn opened(&mut self, link: Box<Link>, response: Response<Incoming>) -> Option<LegEvent> {
+        self.request = None;
         self.since = Some(link.opened);
         let (parts, incoming) = response.into_parts();
-        let reader = Reader { incoming, link: Some(link) };
+        let reader = Reader { incoming, link };
         if !parts.status.is_success() {
             let retry_after =
                 parts.headers.get(header::RETRY_AFTER).and_then(|v| v.to_str().ok()).map(str::to_owned);
@@ -201,7 +287,7 @@ impl Leg {
         let whole = loop {
             match reader.poll(cx) {
                 Poll::Ready(Some(Ok(bytes))) => {
-                    let room = self.error_max_bytes.saturating_sub(told.len());
+                    let room = ERROR_BODY_MAX.saturating_sub(told.len());
                     told.extend_from_slice(&bytes[..bytes.len().min(room)]);
                 }
                 Poll::Ready(None) => break true,
@@ -238,10 +324,8 @@ impl Leg {
     /// The body has ended: its connection may serve again.
     fn finish(&mut self) {
         let over = std::mem::replace(&mut self.state, State::Over);
-        if let State::Reading(reader, _) | State::Open(reader) | State::Refusing { reader, .. } = over
-            && let Some(link) = reader.link
-        {
-            self.pool.give(self.slot, link, self.clock.now());
+        if let State::Reading(reader, _) | State::Open(reader) | State::Refusing { reader, .. } = over {
+            self.pool.give(self.slot, reader.link, self.clock.now());
         }
     }
 }
@@ -249,105 +333,17 @@ impl Leg {
 /// A body and the connection that brings it.
 struct Reader {
     incoming: Incoming,
-    link: Option<Box<Link>>,
+    link: Box<Link>,
 }
 
 impl Reader {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lost>>> {
-        loop {
-            // The connection first: it is what fills the body.
-            if let Some(link) = self.link.as_mut()
-                && link.turn(cx).is_ready()
-            {
-                self.link = None;
-            }
-            match Pin::new(&mut self.incoming).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) if data.is_empty() => {}
-                    Ok(data) => return Poll::Ready(Some(Ok(data))),
-                    // Trailers say nothing that a client of these APIs reads.
-                    Err(_) => {}
-                },
-                Poll::Ready(Some(Err(e))) => return Poll::Ready(Some(Err(Lost::after(cause(&e))))),
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
+        self.link.poll_body(&mut self.incoming, cx)
     }
-}
-
-/// Sends a request on an idle connection or a new one, and waits for the head.
-///
-/// A reused connection may have been closed by the worker in the same moment; if it dies before a single
-/// byte of an answer, the request is sent once more, on a new connection, and only then.
-async fn open(
-    pool: Arc<Pool>,
-    clock: Clock,
-    seat: Seat,
-    request: LegRequest,
-) -> Result<(Response<Incoming>, Box<Link>), Lost> {
-    let address = pool.address(&seat)?;
-    let mut headers = request.headers;
-    headers.insert(header::HOST, address.host.clone());
-    if let Some(own) = &address.authorization {
-        headers.insert(header::AUTHORIZATION, own.clone());
-    }
-    let path = prefixed(&address.prefix, request.path)?;
-    if let Some(link) = pool.take(seat.slot, clock.now()) {
-        let mut outgoing = Request::new(request.body.clone());
-        *outgoing.method_mut() = request.method.clone();
-        *outgoing.uri_mut() = path.clone().into();
-        *outgoing.headers_mut() = headers.clone();
-        match exchange(link, outgoing).await {
-            Err((_, true)) => pool.note_resend(),
-            Err((lost, false)) => return Err(lost),
-            Ok(opened) => return Ok(opened),
-        }
-    }
-    let mut link = Box::new(address.connect(pool.connect_timeout()).await?);
-    link.opened = clock.now();
-    let mut outgoing = Request::new(request.body);
-    *outgoing.method_mut() = request.method;
-    *outgoing.uri_mut() = path.into();
-    *outgoing.headers_mut() = headers;
-    exchange(link, outgoing).await.map_err(|(lost, _)| lost)
-}
-
-/// One request on one connection. The error says whether the connection was a reused one that died unheard.
-async fn exchange(
-    mut link: Box<Link>,
-    request: Request<LegBody>,
-) -> Result<(Response<Incoming>, Box<Link>), (Lost, bool)> {
-    link.listen();
-    let mut head = std::pin::pin!(link.send.send_request(request));
-    let answer = poll_fn(|cx| {
-        let ended = link.turn(cx).is_ready();
-        match head.as_mut().poll(cx) {
-            Poll::Pending if ended => head.as_mut().poll(cx),
-            other => other,
-        }
-    })
-    .await;
-    match answer {
-        Ok(response) => Ok((response, link)),
-        Err(e) => {
-            let unheard = !link.heard();
-            let delivered = !e.is_canceled();
-            let lost = Lost { cause: cause(&e), delivered };
-            Err((lost, link.reused && unheard && !e.is_timeout()))
-        }
-    }
-}
-
-fn prefixed(prefix: &str, path: PathAndQuery) -> Result<PathAndQuery, Lost> {
-    if prefix.is_empty() {
-        return Ok(path);
-    }
-    PathAndQuery::try_from(format!("{prefix}{path}")).map_err(Lost::before)
 }
 
 /// The innermost words of an error: those that name the system's reason.
-fn cause(e: &hyper::Error) -> String {
+pub(super) fn cause(e: &hyper::Error) -> String {
     let mut deepest: &dyn std::error::Error = e;
     while let Some(source) = deepest.source() {
         deepest = source;

@@ -5,9 +5,11 @@
 //! connection, so a leg costs no wake-up between tasks, and dropping a leg closes its connection at once,
 //! which is what engines take for an abort.
 
+mod bell;
 mod body;
 mod dial;
 mod leg;
+mod link;
 mod pool;
 mod stream;
 

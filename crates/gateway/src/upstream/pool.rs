@@ -4,69 +4,17 @@
 //! after a look at the socket: one that the worker has closed meanwhile is dropped here, before a request
 //! is risked on it.
 
-use std::collections::HashMap;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use baton_core::fleet::{Fleet, Seat, Worker};
 use baton_core::time::Instant;
-use hyper::client::conn::http1::{Connection, SendRequest};
-use hyper_util::rt::TokioIo;
+use rustc_hash::FxHashMap;
 
+use super::Lost;
 use super::dial::Address;
-use super::stream::Stream;
-use super::{LegBody, Lost};
-
-/// One connection to a worker, with the machine that moves its bytes.
-pub struct Link {
-    pub(super) send: SendRequest<LegBody>,
-    conn: Option<Connection<TokioIo<Stream>, LegBody>>,
-    heard: Arc<AtomicBool>,
-    pub(super) reused: bool,
-    /// When the connection stood.
-    pub(super) opened: Instant,
-}
-
-impl Link {
-    pub(super) fn new(
-        send: SendRequest<LegBody>,
-        conn: Connection<TokioIo<Stream>, LegBody>,
-        heard: Arc<AtomicBool>,
-    ) -> Link {
-        Link { send, conn: Some(conn), heard, reused: false, opened: Instant::ZERO }
-    }
-
-    /// Moves bytes. Ready with the reason once the connection is over.
-    pub(super) fn turn(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
-        let Some(conn) = self.conn.as_mut() else { return Poll::Ready(None) };
-        match Pin::new(conn).poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(end) => {
-                self.conn = None;
-                Poll::Ready(end.err())
-            }
-        }
-    }
-
-    /// Has the worker said anything since [`Link::listen`]?
-    pub(super) fn heard(&self) -> bool {
-        self.heard.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn listen(&self) {
-        self.heard.store(false, Ordering::Relaxed);
-    }
-
-    /// Open, and ready for a request?
-    fn fit(&mut self) -> bool {
-        let mut cx = Context::from_waker(Waker::noop());
-        self.turn(&mut cx).is_pending() && self.send.is_ready()
-    }
-}
+use super::link::Link;
 
 /// How long and how many.
 #[derive(Clone, Debug)]
@@ -87,7 +35,7 @@ struct Desk {
 pub struct Pool {
     rule: PoolRule,
     resends: AtomicU64,
-    desks: Mutex<HashMap<u32, Desk>>,
+    desks: Mutex<FxHashMap<u32, Desk>>,
 }
 
 impl Pool {
@@ -132,7 +80,7 @@ impl Pool {
                 }
                 return None;
             }
-            if link.fit() {
+            if link.is_fit() {
                 link.reused = true;
                 return Some(link);
             }
@@ -141,7 +89,7 @@ impl Pool {
 
     /// Keeps a connection whose answer has ended, if it can serve again.
     pub(super) fn give(&self, slot: u32, mut link: Box<Link>, now: Instant) {
-        if !link.fit() {
+        if !link.rest() {
             return;
         }
         if let Some(desk) =
@@ -157,7 +105,7 @@ impl Pool {
         desks.retain(|slot, _| fleet.seat(*slot).is_some());
         for desk in desks.values_mut() {
             desk.idle.retain_mut(|(link, since)| {
-                self.rule.idle.is_none_or(|idle| now.since(*since) < idle) && link.fit()
+                self.rule.idle.is_none_or(|idle| now.since(*since) < idle) && link.is_fit()
             });
         }
     }
@@ -167,7 +115,7 @@ impl Pool {
         self.lock().clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Desk>> {
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<u32, Desk>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,12 +6,13 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
+
+use super::bell::Bell;
 
 /// Plain or TLS.
 pub enum Wire {
@@ -21,12 +22,12 @@ pub enum Wire {
 
 pub struct Stream {
     wire: Wire,
-    heard: Arc<AtomicBool>,
+    bell: Arc<Bell>,
 }
 
 impl Stream {
-    pub fn new(wire: Wire, heard: Arc<AtomicBool>) -> Stream {
-        Stream { wire, heard }
+    pub(super) fn new(wire: Wire, bell: Arc<Bell>) -> Stream {
+        Stream { wire, bell }
     }
 }
 
@@ -48,7 +49,7 @@ impl AsyncRead for Stream {
         let before = buf.filled().len();
         let polled = on_wire!(self, w => Pin::new(w).poll_read(cx, buf));
         if buf.filled().len() > before {
-            self.heard.store(true, Ordering::Relaxed);
+            self.bell.hear();
         }
         polled
     }

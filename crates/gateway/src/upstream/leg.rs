@@ -30,6 +30,9 @@ const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-
 /// How long the body of an error answer may take; after that its status has to do.
 const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
 
+/// A reused connection that dies unheard later than this after the request was sent did not die of its age.
+const RESEND_WITHIN: Duration = Duration::from_secs(1);
+
 /// How much of the body of an error answer is kept, in bytes.
 const ERROR_BODY_MAX: usize = 64 << 10;
 
@@ -137,6 +140,9 @@ pub struct Leg {
     /// Until an answer has begun.
     request: Option<Box<(LegRequest, Arc<Address>)>>,
     since: Option<Instant>,
+    asked: Instant,
+    /// An earlier sending may have been read.
+    was_delivered: bool,
 }
 
 impl Leg {
@@ -150,6 +156,8 @@ impl Leg {
             clock,
             request: None,
             since: None,
+            asked: clock.now(),
+            was_delivered: false,
         };
         match pool.address(seat) {
             Err(lost) => leg.state = State::Dialing(Box::pin(std::future::ready(Err(lost)))),
@@ -173,6 +181,7 @@ impl Leg {
     fn ask(&mut self, mut link: Box<Link>) {
         let Some((request, address)) = self.request.as_deref() else { return };
         let promise = link.ask(request.to(address));
+        self.asked = self.clock.now();
         self.state = State::Asking(link, promise);
     }
 
@@ -228,12 +237,14 @@ impl Leg {
     }
 
     /// A reused connection may have been closed by the worker in the same moment; if it died before a single
-    /// byte of an answer, the request is sent once more, on a new connection, and only then.
+    /// byte of an answer, the request is sent once more, on a new connection, and only then. One that lived on
+    /// for a while had been read: whatever it was about (KV to fetch, a room to meet in) may have happened.
     fn answered(&mut self, answer: hyper::Result<Response<Incoming>>) -> Option<LegEvent> {
         let State::Asking(link, _) = std::mem::replace(&mut self.state, State::Over) else { return None };
         match answer {
             Ok(response) => self.opened(link, response),
-            Err(e) if link.reused && !link.has_heard() && !e.is_timeout() => {
+            Err(e) if link.reused && !link.has_heard() && self.is_fresh() && !e.is_timeout() => {
+                self.was_delivered = !e.is_canceled();
                 self.pool.note_resend();
                 self.dial();
                 None
@@ -245,9 +256,13 @@ impl Leg {
         }
     }
 
+    fn is_fresh(&self) -> bool {
+        self.clock.now().since(self.asked) <= RESEND_WITHIN
+    }
+
     fn unreachable(&mut self, lost: Lost) -> LegEvent {
         self.state = State::Over;
-        LegEvent::Unreachable(lost)
+        LegEvent::Unreachable(Lost { delivered: lost.delivered || self.was_delivered, ..lost })
     }
 
     fn opened(&mut self, link: Box<Link>, response: Response<Incoming>) -> Option<LegEvent> {

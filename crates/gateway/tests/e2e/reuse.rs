@@ -1,8 +1,10 @@
 //! Connections to workers that are used again, and the one resend that is allowed on them.
 
+use std::time::Duration;
+
 use baton_sim::{Dialect, FaultKind, FleetSpec};
 
-use crate::support::{Ask, House, PROMPT, Plan, Step, fault, until};
+use crate::support::{Ask, Gate, House, PROMPT, Plan, Step, fault, until};
 
 async fn one_worker(args: &str) -> House {
     Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).tapped().args(args).open().await
@@ -60,6 +62,46 @@ async fn a_reused_connection_that_dies_unheard_is_sent_on_once_more() {
         assert_eq!(resends(&house).await, 1.0);
         house.close().await;
     }
+}
+
+#[tokio::test]
+async fn a_reused_connection_that_lived_on_for_a_while_is_not_sent_on_again() {
+    let house = one_worker("--disable-retries").await;
+    ask(0).served(house.address).await;
+    let gate = Gate::default();
+    house.taps[0].script([Step::Wait(gate.clone()), Step::Fin]);
+    let address = house.address;
+    let asked = tokio::spawn(async move { ask(1).post(address).await });
+    until("it is there", || house.taps[0].count() == 2).await;
+    let there = std::time::Instant::now();
+    until("the worker has had time to do something", || there.elapsed() > Duration::from_millis(1100)).await;
+    gate.open();
+    assert_eq!(asked.await.unwrap().error(), (502, "worker_request_failed".into()));
+    assert_eq!((house.taps[0].count(), house.blamed(0)), (2, 1));
+    house.close().await;
+}
+
+#[tokio::test]
+async fn kv_that_a_dead_decode_may_have_read_is_not_read_again() {
+    let plan = Plan::pairs(Dialect::Vllm, 1, 2).engines(|s| s.timeout_scale = 0.05).no_retries();
+    let mut house = plan.args("--decode-policy round_robin").open().await;
+    for at in 0..2 {
+        ask(at).served(house.address).await;
+    }
+    for decode in [1, 2] {
+        house.arm(decode, fault(FaultKind::Stall)).await;
+    }
+    let address = house.address;
+    let asked = tokio::spawn(async move { ask(2).post(address).await });
+    until("a decode has it", || house.fleet.stats().requests.open == 1).await;
+    let at = if house.engine(1).stats().requests.open == 1 { 1 } else { 2 };
+    // It dies with the request in its hands, and refuses the one that is sent once more.
+    house.engine(at).kill().await;
+    assert_eq!(asked.await.unwrap().error(), (502, "decode_request_failed".into()));
+    house.quiet().await;
+    assert_eq!(house.page().await.sum("baton_releases_total", &[]), 0.0);
+    house.may_expire(1);
+    house.close().await;
 }
 
 #[tokio::test]

@@ -23,6 +23,8 @@ impl From<Infallible> for BreakOff {
 pub enum Body {
     Full(Bytes),
     Frames(mpsc::Receiver<Result<Bytes, BreakOff>>),
+    /// Breaks off at the next turn.
+    Broken,
 }
 
 impl http_body::Body for Body {
@@ -30,14 +32,22 @@ impl http_body::Body for Body {
     type Error = BreakOff;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BreakOff>>> {
-        match self.get_mut() {
+        match &mut *self {
             Self::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Broken => Poll::Ready(Some(Err(BreakOff))),
             Self::Frames(frames) => {
-                frames.poll_recv(cx).map(|frame| frame.map(|frame| frame.map(Frame::data)))
+                let frame = std::task::ready!(frames.poll_recv(cx));
+                if let Some(Err(BreakOff)) = frame {
+                    // A turn later, so that what came before is on the wire and not lost with the connection.
+                    *self = Self::Broken;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(frame.map(|frame| frame.map(Frame::data)))
             }
         }
     }
@@ -49,7 +59,7 @@ impl http_body::Body for Body {
     fn size_hint(&self) -> http_body::SizeHint {
         match self {
             Self::Full(bytes) => http_body::SizeHint::with_exact(bytes.len() as u64),
-            Self::Frames(_) => http_body::SizeHint::default(),
+            Self::Frames(_) | Self::Broken => http_body::SizeHint::default(),
         }
     }
 }

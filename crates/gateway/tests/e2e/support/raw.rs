@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{BOUND, within};
+use super::{BOUND, Reply, within};
 
 /// One TCP connection, and what came on it.
 pub struct Raw {
@@ -21,11 +21,11 @@ impl Raw {
         Raw { tcp, got: Vec::new() }
     }
 
-    /// Opens and writes a request with a JSON body.
+    /// Opens and writes a request with a JSON body, the only one on this connection.
     pub async fn post(address: SocketAddr, path: &str, body: &str) -> Raw {
         let mut raw = Raw::open(address).await;
         raw.say(&format!(
-            "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         ))
         .await;
@@ -85,11 +85,53 @@ impl Raw {
         String::from_utf8_lossy(&self.got).into_owned()
     }
 
+    /// What was read to the end, as the one answer that it is.
+    pub fn reply(&self) -> Reply {
+        let text = self.text();
+        let mut rest = text.as_str();
+        loop {
+            let Some((head, body)) = rest.split_once("\r\n\r\n") else {
+                panic!("no answer: {text:?}");
+            };
+            let mut lines = head.split("\r\n");
+            let status: u16 = lines.next().and_then(|l| l.get(9..12)?.parse().ok()).unwrap();
+            if status < 200 {
+                rest = body;
+                continue;
+            }
+            let mut headers = http::HeaderMap::new();
+            for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
+                headers.append(http::HeaderName::try_from(name).unwrap(), value.parse().unwrap());
+            }
+            let chunked = headers.contains_key("transfer-encoding");
+            let (body, broken) = if chunked { dechunked(body) } else { (body.to_owned(), false) };
+            let announced =
+                headers.get("content-length").map(|v| v.to_str().unwrap().parse::<usize>().unwrap());
+            let broken = broken || announced.is_some_and(|n| n != body.len());
+            return Reply { status, headers, body: body.into(), broken };
+        }
+    }
+
     /// The status of the last answer, interim ones skipped.
     pub fn status(&self) -> u16 {
         let text = self.text();
         let statuses =
             text.match_indices("HTTP/1.1 ").filter_map(|(at, _)| text.get(at + 9..at + 12)?.parse().ok());
         statuses.filter(|s: &u16| *s >= 200).last().unwrap_or(0)
+    }
+}
+
+/// The body without its chunks, and whether its end is missing.
+fn dechunked(mut rest: &str) -> (String, bool) {
+    let mut body = String::new();
+    loop {
+        let Some((length, after)) = rest.split_once("\r\n") else { return (body, true) };
+        let Ok(length) = usize::from_str_radix(length, 16) else { return (body, true) };
+        if length == 0 {
+            return (body, false);
+        }
+        let Some(chunk) = after.get(..length) else { return (body + after, true) };
+        body += chunk;
+        rest = after.get(length + 2..).unwrap_or_default();
     }
 }

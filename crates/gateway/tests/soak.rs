@@ -1,0 +1,358 @@
+//! A soak: both engines behind one gateway, half of the answers streamed, clients that leave at random, workers that
+//! are killed and restarted, faults on every leg.
+//!
+//! It ends with: no request beyond its limits, every whole answer exactly right, every failure an honest code, all
+//! leases back, all gauges at zero, all KV blocks free once the leases of what was stranded have ended.
+//!
+//! `BATON_SOAK_REQUESTS` sets the number of requests (2000), `BATON_SOAK_SEED` the seed; both are printed.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::large_futures, reason = "the futures of tests are few")]
+#![allow(clippy::print_stdout, reason = "the numbers are the point")]
+
+#[path = "e2e/support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use baton_core::breaker::BreakerState;
+use baton_core::dice::Dice;
+use baton_sim::{Dialect, EngineHandle, Fault, FaultKind, FleetSpec, PromptId};
+use serde_json::json;
+use support::{Ask, BOUND, House, Line, Plan, Raw, Reply, fault, request, until_within, within};
+
+/// Requests under way at once.
+const AT_ONCE: usize = 48;
+/// The gateway's own limit on a request.
+const TIMEOUT_SECS: u64 = 5;
+/// No request may take longer: the gateway's limit, and room for a busy machine.
+const LIMIT: Duration = Duration::from_secs(3 * TIMEOUT_SECS);
+/// How long a client that got a 503 stays away.
+const BACK_OFF: Duration = Duration::from_millis(50);
+/// One event of chaos for so many requests.
+const CHAOS_EVERY: u64 = 20;
+
+fn number(name: &str, or: u64) -> u64 {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(or)
+}
+
+/// How one request ended.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Right,
+    /// The client left by itself.
+    Left,
+    /// A begun stream ended with this error.
+    Cut(String),
+    /// A begun plain answer broke off.
+    Broken,
+    Failed(u16, String),
+}
+
+struct Soak {
+    seed: u64,
+    requests: u64,
+    address: SocketAddr,
+    engines: Vec<EngineHandle>,
+    next: AtomicU64,
+    ends: Mutex<BTreeMap<End, u64>>,
+    slowest_ms: AtomicU64,
+}
+
+/// Codes that a request may end with when engines fail. Everything else is a mistake of the gateway.
+const HONEST: [(u16, &[&str]); 7] = [
+    (400, &["prefill_upstream_error", "prefill_bad_request", "decode_bad_request"]),
+    (429, &["prefill_upstream_error", "prefill_error", "decode_error"]),
+    (500, &["prefill_upstream_error", "prefill_internal_error", "decode_internal_error"]),
+    (501, &["prefill_upstream_error", "prefill_error", "decode_error"]),
+    (502, &["prefill_request_failed", "decode_request_failed", "prefill_read_failed", "decode_read_failed"]),
+    (503, &["prefill_upstream_error", "prefill_unavailable", "decode_unavailable", "no_available_workers"]),
+    (504, &["request_timeout"]),
+];
+
+#[test]
+fn nothing_is_left_behind() {
+    let (requests, seed) = (number("BATON_SOAK_REQUESTS", 2000), number("BATON_SOAK_SEED", 20_261));
+    println!("soak: {requests} requests, seed {seed} (BATON_SOAK_REQUESTS, BATON_SOAK_SEED)");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(soak(requests, seed));
+}
+
+async fn soak(requests: u64, seed: u64) {
+    let began = std::time::Instant::now();
+    let of = |dialect, model: &'static str, scale| {
+        FleetSpec::pairs(dialect, 2, 2).with(move |spec| {
+            (spec.model, spec.timeout_scale) = (model.into(), scale);
+        })
+    };
+    // Leases outlive a busy machine's pauses; lonely halves of a room do not wait for long.
+    let engines = of(Dialect::Vllm, "vllm", 0.3).and(of(Dialect::Sglang, "sglang", 0.02));
+    let args = "--runtime-worker-threads 2 --prefill-drain-timeout-secs 10 \
+                --health-check-interval-secs 0.3 --health-failure-threshold 2 --health-success-threshold 1 \
+                --cb-timeout-duration-secs 0.5 --retry-initial-backoff-ms 5 --retry-max-backoff-ms 100";
+    let plan = Plan::new(engines).args(args).arg("--request-timeout-secs", &TIMEOUT_SECS.to_string());
+    let mut house = plan.open().await;
+    let soak = Arc::new(Soak {
+        seed,
+        requests,
+        address: house.address,
+        engines: house.fleet.engines().to_vec(),
+        next: AtomicU64::new(0),
+        ends: Mutex::default(),
+        slowest_ms: AtomicU64::new(0),
+    });
+    let clients: Vec<_> = (0..AT_ONCE).map(|_| tokio::spawn(soak.clone().client())).collect();
+    let chaos = tokio::spawn(soak.clone().chaos());
+    for client in clients {
+        client.await.unwrap();
+    }
+    let done = began.elapsed();
+    chaos.await.unwrap();
+    house.ready().await;
+    within(BOUND, "every worker is trusted again", soak.recover(&house)).await;
+    house.expire_what_was_stranded();
+    let (stats, page) = (house.fleet.stats(), house.page().await);
+    house.close().await;
+
+    let ends = soak.ends.lock().unwrap().clone();
+    let of = |end: &End| ends.get(end).copied().unwrap_or(0);
+    let (served, all) = (done.as_secs_f64(), began.elapsed().as_secs_f64());
+    let slowest = soak.slowest_ms.load(Ordering::Relaxed);
+    println!("soak: {requests} requests in {served:.1} s, {all:.1} s in all, the slowest {slowest} ms");
+    for (end, count) in &ends {
+        println!("  {count:6}  {end:?}");
+    }
+    println!("  engines: {} killed, {} faults, hand-offs {:?}", stats.kills, stats.faults, stats.handoffs);
+    let sum = |name: &str| page.sum(name, &[]);
+    println!(
+        "  gateway: {} retries, {} exhausted, {} releases, {} detached legs, {} breaker changes, {} resends",
+        sum("smg_worker_retries_total"),
+        sum("smg_worker_retries_exhausted_total"),
+        sum("baton_releases_total"),
+        sum("baton_detached_legs_ended_total"),
+        sum("baton_worker_cb_transitions_total"),
+        sum("smg_router_upstream_send_retries_total"),
+    );
+    assert_eq!(ends.values().sum::<u64>(), requests);
+    assert!(of(&End::Right) * 10 >= requests * 7, "most requests are served whatever happens");
+    let served = page.sum("baton_exchanges_total", &[r#"outcome="served""#]);
+    assert!(served >= of(&End::Right) as f64, "served {served}");
+}
+
+impl Soak {
+    async fn client(self: Arc<Soak>) {
+        loop {
+            let at = self.next.fetch_add(1, Ordering::Relaxed);
+            if at >= self.requests {
+                return;
+            }
+            let began = std::time::Instant::now();
+            let end = within(LIMIT, "a request", self.one(at)).await;
+            self.slowest_ms.fetch_max(began.elapsed().as_millis() as u64, Ordering::Relaxed);
+            let turned_away = matches!(end, End::Failed(503, _));
+            *self.ends.lock().unwrap().entry(end).or_default() += 1;
+            if turned_away {
+                // As clients do: not again at once.
+                tokio::time::sleep(BACK_OFF).await;
+            }
+        }
+    }
+
+    fn dice(&self, at: u64) -> Dice {
+        Dice::new(self.seed ^ at.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    async fn one(&self, at: u64) -> End {
+        let mut dice = self.dice(at);
+        let words = format!("Request {at} tells of {}", "many rivers and fish ".repeat(dice.below(30)));
+        let tokens = 2 + dice.below(40) as u32;
+        let (model, make): (_, fn(&str, u32) -> Ask) = match dice.below(5) {
+            0 => ("vllm", Ask::chat),
+            1 => ("vllm", Ask::completion),
+            2 => ("sglang", Ask::chat),
+            3 => ("sglang", Ask::completion),
+            _ => ("sglang", Ask::generate),
+        };
+        let mut ask = make(&words, tokens).with(json!({"model": model, "stream": at.is_multiple_of(2)}));
+        match dice.below(40) {
+            0 if model == "vllm" => ask = ask.with(json!({"n": 2})),
+            1 if ask.path == "/v1/completions" => {
+                ask = ask.with(json!({"prompt": [words, "another one"]})).of(PromptId::of_text(&words));
+            }
+            2 => {
+                ask =
+                    ask.with(json!({"kv_transfer_params": {"do_remote_prefill": true}, "bootstrap_room": 1}))
+            }
+            3 if ask.path == "/v1/completions" => ask = ask.with(json!({"logprobs": 1})),
+            3 => ask = ask.with(json!({"logprobs": true})),
+            _ => {}
+        }
+        match dice.below(20) {
+            0 => self.leave_early(&ask, &mut dice).await,
+            1 if ask.is_streamed() => self.leave_stream(&ask, &mut dice).await,
+            2 => self.half_close(&ask).await,
+            _ => {
+                let mut line = Line::open(self.address).await;
+                let body = bytes::Bytes::from(ask.body.to_string());
+                let sent = line.try_send(request(http::Method::POST, ask.path, &[], body)).await;
+                judge(
+                    &ask,
+                    &sent.unwrap_or_else(|e| panic!("request {at} got no answer: {e}: {:?}", ask.body)),
+                )
+            }
+        }
+    }
+
+    /// Before the head, most likely.
+    async fn leave_early(&self, ask: &Ask, dice: &mut Dice) -> End {
+        let raw = Raw::post(self.address, ask.path, &ask.body.to_string()).await;
+        for _ in 0..dice.below(40) {
+            tokio::task::yield_now().await;
+        }
+        if dice.below(2) == 0 {
+            raw.reset();
+        }
+        End::Left
+    }
+
+    /// In the middle of the stream, where it gets that far.
+    async fn leave_stream(&self, ask: &Ask, dice: &mut Dice) -> End {
+        let mut raw = Raw::post(self.address, ask.path, &ask.body.to_string()).await;
+        let events = 1 + dice.below(12);
+        while raw.text().matches("data: ").count() < events && raw.more().await {}
+        if dice.below(2) == 0 {
+            raw.reset();
+        }
+        End::Left
+    }
+
+    /// A client that closes its sending half gets its answer.
+    async fn half_close(&self, ask: &Ask) -> End {
+        let mut raw = Raw::post(self.address, ask.path, &ask.body.to_string()).await;
+        raw.half_close().await;
+        raw.read_all().await;
+        let reply = raw.reply();
+        judge(ask, &reply)
+    }
+
+    /// Sends what is served until every breaker is closed.
+    async fn recover(&self, house: &House) {
+        let trusted = |at: usize| house.seat(at).pulse.breaker().state() == BreakerState::Closed;
+        let mut at = self.requests;
+        while !(0..self.engines.len()).all(trusted) {
+            at += 1;
+            for model in ["vllm", "sglang"] {
+                let ask =
+                    Ask::chat(&format!("Request {at} asks who is back"), 4).with(json!({"model": model}));
+                let reply = ask.post(self.address).await;
+                assert!(
+                    reply.status == 503 || ask.judge(&reply).is_ok(),
+                    "{} {}",
+                    reply.status,
+                    reply.text()
+                );
+            }
+        }
+    }
+
+    /// Kills, restarts and faults, in step with the requests.
+    async fn chaos(self: Arc<Soak>) {
+        let mut dice = self.dice(u64::MAX);
+        let mut down: Option<(usize, u64)> = None;
+        let mut due = CHAOS_EVERY;
+        while due < self.requests {
+            until_within(LIMIT * 2, "the requests go on", || self.next.load(Ordering::Relaxed) >= due).await;
+            if let Some((at, since)) = down.filter(|(_, since)| due >= since + 3 * CHAOS_EVERY) {
+                self.engines[at].restart().await.unwrap();
+                down = None;
+                due = due.max(since) + CHAOS_EVERY;
+                continue;
+            }
+            // One that died of a request comes back too.
+            if let Some(dead) = self.engines.iter().position(|e| !e.is_up()).filter(|_| down.is_none()) {
+                down = Some((dead, due));
+            }
+            let at = dice.below(self.engines.len());
+            match dice.below(10) {
+                0 if down.is_none() => {
+                    self.engines[at].kill().await;
+                    down = Some((at, due));
+                }
+                _ if self.engines[at].is_up() => self.engines[at].fault(some_fault(&mut dice)).await.unwrap(),
+                _ => {}
+            }
+            due += CHAOS_EVERY;
+        }
+        until_within(LIMIT * 2, "the last requests", || self.next.load(Ordering::Relaxed) >= self.requests)
+            .await;
+        for engine in &self.engines {
+            engine.clear_faults();
+            if !engine.is_up() {
+                within(BOUND, "a restart", engine.restart()).await.unwrap();
+            }
+        }
+    }
+}
+
+fn some_fault(dice: &mut Dice) -> Fault {
+    let chunks = Some(dice.below(6) as u32);
+    let status =
+        |status, retry_after| Fault { status: Some(status), retry_after, ..fault(FaultKind::Status) };
+    match dice.below(16) {
+        0 => status(400, None),
+        1 => status(429, Some(1)),
+        2 => status(500, None),
+        3 => status(503, None),
+        4 => status(501, None),
+        5 | 6 => fault(FaultKind::Reset),
+        7 | 8 => Fault { chunks, ..fault(FaultKind::Reset) },
+        9 => fault(FaultKind::NullParams),
+        10 => fault(FaultKind::GarbageParams),
+        11 | 12 => fault(FaultKind::CloseIdle),
+        13 => Fault { chunks, ..fault(FaultKind::ErrorEvent) },
+        14 => Fault { chunks, ..fault(FaultKind::Kill) },
+        _ if dice.below(4) == 0 => fault(FaultKind::Stall),
+        _ => fault(FaultKind::UnwellHealth),
+    }
+}
+
+/// Right, or honestly wrong. Panics at anything else.
+fn judge(ask: &Ask, reply: &Reply) -> End {
+    if reply.status != 200 {
+        let (status, code) = reply.error();
+        let known = HONEST.iter().any(|(s, codes)| *s == status && codes.contains(&code.as_str()));
+        assert!(known, "{status} {code} is not an honest end: {} {:?}", reply.text(), ask.body);
+        return End::Failed(status, code);
+    }
+    let wrong = match ask.judge(reply) {
+        Ok(()) => return End::Right,
+        Err(wrong) => wrong,
+    };
+    if !ask.is_streamed() {
+        assert!(reply.broken, "{wrong} {:?}", ask.body);
+        return End::Broken;
+    }
+    // What came is the beginning of the right text, and the last event is an error.
+    assert!(!reply.broken && reply.text().ends_with("data: [DONE]\n\n"), "{wrong} {:?}", ask.body);
+    let got = ask.text_of(reply, 0);
+    let last = reply.events().pop().unwrap_or_default();
+    let code = match &last["error"] {
+        // SGLang's native stream ends with an abort as its finish reason.
+        serde_json::Value::Null => {
+            last["meta_info"]["finish_reason"]["type"].as_str().unwrap_or("").to_owned()
+        }
+        error => error["code"].as_str().map_or_else(|| "of the engine".to_owned(), str::to_owned),
+    };
+    let honest = ["decode_read_failed", "request_timeout", "of the engine", "abort", "decode_internal_error"];
+    assert!(honest.contains(&code.as_str()), "{code:?} is not an honest end: {wrong} {:?}", ask.body);
+    assert!(
+        ask.expected().starts_with(&got) || code == "abort",
+        "{got:?} does not begin {:?}",
+        ask.expected()
+    );
+    End::Cut(code)
+}

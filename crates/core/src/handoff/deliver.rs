@@ -11,6 +11,7 @@ use super::{Edits, mooncake, moriio, nixl};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
 use crate::fleet::Worker;
+use crate::merge::PromptLogprobs;
 use crate::record::HandoffResult;
 
 /// How the decode leg learns of the prefill's KV.
@@ -27,6 +28,8 @@ pub enum Deliver {
     /// Mooncake: the gateway tells the decode what this prefill would not; of the answer only its ending
     /// counts.
     Mooncake(mooncake::Due),
+    /// SGLang's `/generate`: the prompt's log probabilities, which are put in front of the decode's.
+    Logprobs,
 }
 
 /// The prefill's answer, read.
@@ -38,6 +41,8 @@ pub struct Reading {
     pub result: HandoffResult,
     /// Why nothing was handed over, for the log.
     pub why: Option<&'static str>,
+    /// To be put in front of what the decode answers.
+    pub prompt: Option<PromptLogprobs>,
 }
 
 impl Deliver {
@@ -56,6 +61,10 @@ impl Deliver {
             Deliver::Moriio(due) => due.read(params(read())),
             Deliver::Relay => relayed(params(read())),
             Deliver::Mooncake(due) => due.read(read().as_ref(), prefill),
+            Deliver::Logprobs => {
+                let prompt = PromptLogprobs::read(answer, limits);
+                Reading { prompt, ..Reading::nothing(HandoffResult::Minted, None) }
+            }
         }
     }
 }
@@ -68,12 +77,13 @@ impl Reading {
             edits: smallvec![Edit::set("kv_transfer_params", params)],
             result: HandoffResult::Relayed,
             why: None,
+            prompt: None,
         }
     }
 
     /// The decode computes the prompt itself.
     pub(super) fn nothing(result: HandoffResult, why: Option<&'static str>) -> Reading {
-        Reading { handed: Handed::Nothing, edits: smallvec![], result, why }
+        Reading { handed: Handed::Nothing, edits: smallvec![], result, why, prompt: None }
     }
 }
 

@@ -14,7 +14,7 @@
 use bytes::Bytes;
 
 use super::{Deliver, Mint, Plan, quoted, request_id, stripped};
-use crate::ask::Ask;
+use crate::ask::{Api, Ask};
 use crate::body::Edit;
 use crate::exchange::{Abort, Course, Order, Start};
 use crate::fleet::Worker;
@@ -44,11 +44,13 @@ pub fn plan(prefill: &Worker, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
     edits.push(Edit::set("bootstrap_port", Bytes::from(port)));
     edits.push(Edit::set("bootstrap_room", Bytes::from(room)));
     let start = if ask.logprobs { Start::PrefillEnd } else { Start::BothHeads };
+    // Only the native API reports the prompt's log probabilities, and only the prefill has them.
+    let merges = ask.logprobs && ask.api == Api::Generate;
     Plan {
-        course: Course { start, ..TOGETHER },
+        course: Course { start, reads_prefill: merges, ..TOGETHER },
         prefill: edits.clone(),
         decode: edits,
-        deliver: Deliver::Nothing,
+        deliver: if merges { Deliver::Logprobs } else { Deliver::Nothing },
         request_id: request_id(ask, mint.dice),
         ranks: [None; 2],
         mode: None,

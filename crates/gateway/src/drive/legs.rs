@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 
 use super::Drive;
+use super::joint::Joint;
 use crate::upstream::{self, LegBody, LegEvent, LegRequest, Want};
 
 /// A prefill's answer that has to wait until its worker has said that it is still the same.
@@ -112,6 +113,7 @@ impl Drive {
                     tracing::warn!(worker = prefill.url, why, then, "no hand-off");
                 }
                 (self.derived, self.record.handoff) = (reading.edits, reading.result);
+                self.joint = reading.prompt.map(|prompt| Joint::new(prompt, self.ask.stream));
                 Event::Answered(reading.handed)
             }
             LegEvent::Ended => Event::Ended(leg),

@@ -7,6 +7,7 @@
 mod background;
 pub mod fan;
 pub use background::sweep;
+mod joint;
 mod legs;
 
 use legs::Held;
@@ -29,6 +30,7 @@ use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
 use tokio::time::Sleep;
 
+use self::joint::Joint;
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
@@ -67,6 +69,8 @@ pub struct Drive {
     plan: Option<Plan>,
     /// Edits of the decode leg that the prefill's answer brought.
     derived: Edits,
+    /// What is put in front of the decode's own, in its answer.
+    joint: Option<Joint>,
     taken: [Option<Taken>; 2],
     legs: [Option<upstream::Leg>; 2],
     held: Option<Held>,
@@ -97,6 +101,7 @@ impl Drive {
             forward: entry.forward,
             plan: None,
             derived: Edits::new(),
+            joint: None,
             taken: [None, None],
             legs: [None, None],
             held: None,
@@ -246,6 +251,7 @@ impl Drive {
             Err(Miss::Full(fault)) => return Event::Full(fault),
         };
         self.derived.clear();
+        self.joint = None;
         (self.place_in_line, self.patience) = (None, None);
         let plan = match self.plan(&placement) {
             Ok(plan) => plan,
@@ -376,10 +382,16 @@ impl Drive {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<bytes::Bytes, upstream::Lost>>> {
-        match self.legs[Leg::Decode as usize].as_mut() {
-            Some(leg) => leg.poll_body(cx),
-            None => Poll::Ready(None),
+        let Some(leg) = self.legs[Leg::Decode as usize].as_mut() else { return Poll::Ready(None) };
+        match self.joint.as_mut() {
+            None => leg.poll_body(cx),
+            Some(joint) => joint.poll(leg, cx, self.gateway.rules.answer.max_bytes),
         }
+    }
+
+    /// The body that the client gets is longer than the one that the decode announces.
+    pub(crate) fn lengthens(&self) -> bool {
+        self.joint.is_some()
     }
 
     /// The answer's body ended, broke off, or was ended from outside. Returns what to tell the client if it

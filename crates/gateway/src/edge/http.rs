@@ -243,7 +243,7 @@ impl Desk {
             shape: api.shape(),
             flavour: flavour(api),
             is_stream,
-            length: length.filter(|_| !is_stream),
+            length: length.filter(|_| !is_stream && !drive.lengthens()),
             keepalive: self.gateway.timeouts.keepalive,
         };
         let status = head.status;

@@ -11,6 +11,7 @@ mod fan;
 mod faults;
 mod leaving;
 mod legs;
+mod logprobs;
 mod mooncake;
 mod moriio;
 mod relay;

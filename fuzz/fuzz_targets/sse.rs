@@ -18,7 +18,8 @@ fn watch<'a>(flavour: Flavour, chunks: impl IntoIterator<Item = &'a [u8]>) -> Se
 
 fuzz_target!(|input: &[u8]| {
     let [flavour, size, stream @ ..] = input else { return };
-    let flavour = [Flavour::OpenAi, Flavour::Generate, Flavour::Messages][usize::from(*flavour) % 3];
+    let all = [Flavour::OpenAi, Flavour::Generate, Flavour::Messages, Flavour::Responses];
+    let flavour = all[usize::from(*flavour) % all.len()];
     let whole = watch(flavour, [stream]);
     assert_eq!(watch(flavour, stream.chunks(usize::from(*size).max(1))), whole);
     assert_eq!(whole.0, slow_count(stream));

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::body::{Edit, Envelope, scalar};
 use crate::fault::{Fault, Shape};
 
-/// The APIs that take a generation request.
+/// The APIs whose requests go to workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     Chat,
@@ -19,10 +19,24 @@ pub enum Api {
     Generate,
     Messages,
     Responses,
+    /// Anthropic's count of a prompt's tokens.
+    CountTokens,
+    Rerank,
 }
 
 impl Api {
-    pub const ALL: [Api; 5] = [Api::Chat, Api::Completions, Api::Generate, Api::Messages, Api::Responses];
+    pub const ALL: [Api; 7] = [
+        Api::Chat,
+        Api::Completions,
+        Api::Generate,
+        Api::Messages,
+        Api::Responses,
+        Api::CountTokens,
+        Api::Rerank,
+    ];
+
+    /// Another path of the same API (SMG 1.13). Engines are asked by [`Api::path`], which all of them have.
+    const RERANK_TOO: &str = "/rerank";
 
     pub fn path(self) -> &'static str {
         match self {
@@ -31,15 +45,27 @@ impl Api {
             Api::Generate => "/generate",
             Api::Messages => "/v1/messages",
             Api::Responses => "/v1/responses",
+            Api::CountTokens => "/v1/messages/count_tokens",
+            Api::Rerank => "/v1/rerank",
         }
     }
 
     pub fn of_path(path: &str) -> Option<Api> {
+        let path = if path == Api::RERANK_TOO { Api::Rerank.path() } else { path };
         Api::ALL.into_iter().find(|a| a.path() == path)
     }
 
     pub fn shape(self) -> Shape {
-        if self == Api::Messages { Shape::Anthropic } else { Shape::OpenAi }
+        match self {
+            Api::Messages | Api::CountTokens => Shape::Anthropic,
+            _ => Shape::OpenAi,
+        }
+    }
+
+    /// Asks for output tokens. A request that does not has no output cap, is never cut down to one token,
+    /// and its body is nobody's business but the engine's.
+    pub fn generates(self) -> bool {
+        !matches!(self, Api::CountTokens | Api::Rerank)
     }
 
     /// What a fresh request id begins with (SMG 1.13).
@@ -48,8 +74,9 @@ impl Api {
             Api::Chat => "chatcmpl-",
             Api::Completions => "cmpl-",
             Api::Generate => "gnt-",
-            Api::Messages => "msg_",
+            Api::Messages | Api::CountTokens => "msg_",
             Api::Responses => "resp-",
+            Api::Rerank => "rerank-",
         }
     }
 }
@@ -110,6 +137,8 @@ pub struct Has {
     pub min_tokens: bool,
     pub n: bool,
     pub max_tokens: bool,
+    /// A thinking budget, which an engine refuses above the output cap (Messages; vLLM 0.32).
+    pub thinking: bool,
 }
 
 /// Members that belong to the gateway on every leg (vLLM 0.33, SGLang 0.5.23, TensorRT-LLM).
@@ -148,7 +177,8 @@ const MODEL_MAX: usize = 512;
 impl Ask {
     /// # Errors
     /// [`Fault::RepeatedMember`] for a repeated member that the gateway edits or owns,
-    /// [`Fault::InvalidType`] for one of the wrong type.
+    /// [`Fault::InvalidType`] for one of the wrong type, [`Fault::InvalidValue`] for what no plan can serve,
+    /// [`Fault::ZeroTokens`] for Messages that ask for none.
     pub fn read(api: Api, body: &Envelope) -> Result<Ask, Fault> {
         let mut ask = Ask {
             api,
@@ -175,23 +205,24 @@ impl Ask {
         if api == Api::Generate {
             ask.sampling(body)?;
         }
+        if api == Api::Messages && ask.max_tokens == Some(0) {
+            return Err(Fault::ZeroTokens);
+        }
         Ok(ask)
     }
 
     fn note(&mut self, key: &str, value: &[u8], seen: &mut Seen) -> Result<(), Fault> {
         if OWNED.contains(&key) || key.starts_with(OWNED_PREFIX) {
-            if self.strip.iter().any(|e| e.key() == key) {
-                return Err(Fault::RepeatedMember { key: key.to_owned() });
-            }
-            self.strip.push(Edit::remove(key.to_owned()));
-            if key == "request_id" {
-                self.hear_request_id(scalar::as_str(value).unwrap_or_default().as_bytes());
-            }
+            return self.take_off(key, value);
+        }
+        if key == "model" {
+            self.model = model(value)?;
+        }
+        if !self.api.generates() {
             return Ok(());
         }
         seen.once(key)?;
         match key {
-            "model" => self.model = model(value)?,
             "stream" => {
                 self.has.stream = true;
                 self.stream = optional(value, scalar::as_bool, "stream", "a boolean")?.unwrap_or(false);
@@ -230,6 +261,9 @@ impl Ask {
             "input_ids" if self.api == Api::Generate => {
                 self.batch = batch(value, "input_ids")?.or(self.batch)
             }
+            "thinking" if self.api == Api::Messages => {
+                self.has.thinking = scalar::member(value, "type").is_some_and(|t| t == b"\"enabled\"");
+            }
             "truncate_prompt_tokens" => self.cuts |= value.starts_with(b"-"),
             "truncation" if self.api == Api::Responses => {
                 self.cuts |= scalar::as_str(value).is_some_and(|how| how != "disabled");
@@ -243,6 +277,17 @@ impl Ask {
             "echo" => self.echoes |= scalar::as_bool(value) == Some(true),
             "prompt_logprobs" => self.echoes |= scalar::kind(value) == scalar::Kind::Number,
             _ => {}
+        }
+        Ok(())
+    }
+
+    fn take_off(&mut self, key: &str, value: &[u8]) -> Result<(), Fault> {
+        if self.strip.iter().any(|e| e.key() == key) {
+            return Err(Fault::RepeatedMember { key: key.to_owned() });
+        }
+        self.strip.push(Edit::remove(key.to_owned()));
+        if key == "request_id" {
+            self.hear_request_id(scalar::as_str(value).unwrap_or_default().as_bytes());
         }
         Ok(())
     }

@@ -396,7 +396,7 @@ mod tests {
         prefill_abort: Abort::Cancel,
         release: true,
         reads_prefill: false,
-        whole: false,
+        answers: LegName::Decode,
     };
     pub(crate) const TOGETHER: Course = Course {
         order: Order::Together,
@@ -404,7 +404,7 @@ mod tests {
         prefill_abort: Abort::Cancel,
         release: false,
         reads_prefill: false,
-        whole: false,
+        answers: LegName::Decode,
     };
 
     fn run(course: Course, events: Vec<Event>) -> Vec<Vec<Action>> {

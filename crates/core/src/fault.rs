@@ -72,8 +72,12 @@ pub enum Fault {
     Unauthorized {
         given: bool,
     },
+    /// Messages that ask for no output: no engine serves them (SMG 1.13).
+    ZeroTokens,
     NotServed {
         route: String,
+        /// What to do instead, in a sentence.
+        advice: &'static str,
     },
     ModelNotFound {
         model: String,
@@ -244,6 +248,7 @@ impl Fault {
             Fault::UnknownUrl { .. } => "unknown_url",
             Fault::MethodNotAllowed { .. } => "method_not_allowed",
             Fault::Unauthorized { .. } => "invalid_api_key",
+            Fault::ZeroTokens => "max_tokens_zero_not_relayed",
             Fault::NotServed { .. } => "not_implemented",
             Fault::ModelNotFound { .. } => "model_not_found",
             Fault::NoModels => "no_models_available",
@@ -290,6 +295,7 @@ impl Fault {
             | Fault::InvalidValue { .. }
             | Fault::MoriioFanout
             | Fault::MoriioRequestId
+            | Fault::ZeroTokens
             | Fault::BodyBroken => 400,
             Fault::Unauthorized { .. } => 401,
             Fault::UnknownUrl { .. } | Fault::ModelNotFound { .. } => 404,
@@ -328,6 +334,7 @@ impl Fault {
             Fault::InvalidType { param, .. } | Fault::InvalidValue { param, .. } => {
                 a.param = Some((*param).to_owned())
             }
+            Fault::ZeroTokens => a.param = Some("max_tokens".to_owned()),
             Fault::ModelNotFound { .. } => a.param = Some("model".to_owned()),
             Fault::MethodNotAllowed { allow } => a.allow = Some(allow),
             Fault::Unauthorized { given } => {
@@ -360,6 +367,10 @@ impl Fault {
         match self {
             Fault::BodyStalled => "The request body stopped arriving. Send it without long pauses.",
             Fault::BodyBroken => "The request body ended before it was complete.",
+            Fault::ZeroTokens => {
+                "max_tokens is 0, and engines generate at least one token. Count a prompt with POST \
+                 /v1/messages/count_tokens."
+            }
             Fault::NoModels => "No worker has reported a model yet.",
             Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.",
             Fault::QueueTimeout { .. } => "The request waited too long for its turn. Try again later.",
@@ -399,24 +410,15 @@ impl Fault {
             Fault::MethodNotAllowed { allow } => format!("This path takes {allow} only."),
             Fault::Unauthorized { given: true } => "Incorrect API key provided.".to_owned(),
             Fault::Unauthorized { given: false } => {
-                "No API key provided. Send it as 'Authorization: Bearer KEY'.".to_owned()
+                "No API key provided. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.".to_owned()
             }
-            Fault::NotServed { route } => format!("{route} is not implemented by a prefill/decode gateway."),
+            Fault::NotServed { route, advice } => {
+                format!("{route} is not implemented by a prefill/decode gateway. {advice}")
+            }
             Fault::ModelNotFound { model, known } => {
                 format!("The model `{model}` does not exist. Models served here: {known}.")
             }
-            Fault::NoWorker { leg, registered: false } => {
-                let leg = leg.as_str();
-                format!(
-                    "No {leg} workers available: none is registered. Add one with POST /workers or --{leg}."
-                )
-            }
-            Fault::NoWorker { leg, registered: true } => {
-                format!(
-                    "No available {} workers (all circuits open or unhealthy). See GET /workers.",
-                    leg.as_str()
-                )
-            }
+            Fault::NoWorker { leg, registered } => no_worker(leg.as_str(), *registered),
             Fault::NoPair { detail } => {
                 format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
             }
@@ -441,6 +443,7 @@ impl Fault {
             }
             Fault::BodyStalled
             | Fault::BodyBroken
+            | Fault::ZeroTokens
             | Fault::NoModels
             | Fault::QueueFull { .. }
             | Fault::QueueTimeout { .. }
@@ -452,6 +455,14 @@ impl Fault {
             | Fault::MoriioHandoff { .. }
             | Fault::ClientGone => self.plain_message().to_owned(),
         }
+    }
+}
+
+fn no_worker(leg: &str, registered: bool) -> String {
+    if registered {
+        format!("No available {leg} workers (all circuits open or unhealthy). See GET /workers.")
+    } else {
+        format!("No {leg} workers available: none is registered. Add one with POST /workers or --{leg}.")
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Flavour {
     Generate,
     /// Anthropic's `/v1/messages`: named events, usage in `message_start` and `message_delta`.
     Messages,
+    /// `/v1/responses`: named events, usage in the last one, and no `[DONE]` (vLLM 0.32, SGLang 0.5.23).
+    Responses,
 }
 
 /// The event names that mean something here.
@@ -42,6 +44,11 @@ enum Name {
     Error,
     Ping,
     MessageStop,
+    /// `response.created` and the like: says that work has begun, and nothing of what it yields.
+    ResponseBegun,
+    /// `response.completed` or `response.incomplete`: the last event, with the whole response in it.
+    ResponseOver,
+    ResponseFailed,
 }
 
 /// The lines of an event so far.
@@ -114,8 +121,8 @@ impl SseWatch {
         self.events
     }
 
-    /// Events that carry output: neither error nor ping nor done mark. About one a token, plus those that carry
-    /// only a role, a finish reason or usage.
+    /// Events that carry output: neither error nor ping nor done mark, nor the announcement of a response. About
+    /// one a token, plus those that carry only a role, a finish reason or usage.
     pub fn chunks(&self) -> u64 {
         self.chunks
     }
@@ -125,12 +132,14 @@ impl SseWatch {
         self.chunks > 0
     }
 
-    /// The engine has said that the stream is over: an event `[DONE]`, or Anthropic's `message_stop`.
+    /// The engine has said that the stream is over: an event `[DONE]`, Anthropic's `message_stop`, or the last
+    /// event of a response.
     pub fn done_seen(&self) -> bool {
         self.done
     }
 
-    /// The engine has reported an error in the stream: `{"error": ...}`, `event: error`, or SGLang's abort reason.
+    /// The engine has reported an error in the stream: `{"error": ...}`, `event: error`, `response.failed`, or
+    /// SGLang's abort reason.
     pub fn error_seen(&self) -> bool {
         self.error
     }
@@ -195,19 +204,29 @@ impl SseWatch {
     fn read_event(&mut self) {
         let data = &self.event.data;
         match self.event.name {
-            Name::Ping => {}
+            Name::Ping | Name::ResponseBegun => {}
             Name::Error => self.error = true,
             Name::MessageStop => self.done = true,
+            Name::ResponseOver | Name::ResponseFailed => {
+                self.done = true;
+                self.error |= self.event.name == Name::ResponseFailed;
+                self.note_usage();
+            }
             Name::Other if data.trim_ascii() == b"[DONE]" => self.done = true,
             Name::Other if is_error(data) => self.error = true,
             Name::Other => {
                 self.chunks += 1;
-                let report = if self.event.cut { None } else { usage::of_event(self.flavour, data) };
-                let Some(report) = report else { return };
-                self.error |= report.aborted;
-                self.usage = report.over(self.usage);
+                self.note_usage();
             }
         }
+    }
+
+    fn note_usage(&mut self) {
+        let Event { data, cut, .. } = &self.event;
+        let report = if *cut { None } else { usage::of_event(self.flavour, data) };
+        let Some(report) = report else { return };
+        self.error |= report.aborted;
+        self.usage = report.over(self.usage);
     }
 }
 
@@ -232,6 +251,9 @@ impl Event {
                     b"error" => Name::Error,
                     b"ping" => Name::Ping,
                     b"message_stop" => Name::MessageStop,
+                    b"response.created" | b"response.queued" | b"response.in_progress" => Name::ResponseBegun,
+                    b"response.completed" | b"response.incomplete" => Name::ResponseOver,
+                    b"response.failed" => Name::ResponseFailed,
                     _ => Name::Other,
                 };
             }

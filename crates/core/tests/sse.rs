@@ -78,6 +78,46 @@ fn events_split_anywhere() {
     assert_eq!(seen, want);
 }
 
+/// The main events of a response, with the given last one.
+fn response(last: &str, over: &str) -> String {
+    let named = |name: &str, rest: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\"{rest}}}\n\n");
+    [
+        named("response.created", r#","response":{"status":"in_progress","usage":null}"#),
+        named("response.in_progress", r#","response":{"status":"in_progress"}"#),
+        named("response.output_item.added", r#","item":{"content":[]}"#),
+        named("response.output_text.delta", r#","delta":"the \"usage\" of data: [DONE]""#),
+        named("response.output_text.done", r#","text":"the \"usage\" of data: [DONE]""#),
+        named(last, over),
+    ]
+    .concat()
+}
+
+#[test]
+fn a_response_ends_with_its_usage() {
+    let over = r#","response":{"object":"response","output":[],"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":4},"output_tokens":3,"total_tokens":10},"user":null}"#;
+    for last in ["response.completed", "response.incomplete"] {
+        let seen = every_split(Flavour::Responses, &response(last, over));
+        let want = Seen {
+            events: 6,
+            chunks: 3,
+            first: true,
+            done: true,
+            error: false,
+            usage: counts(7, 3, Some(4)),
+            restore: b"",
+        };
+        assert_eq!(seen, want, "{last}");
+    }
+    let failed = every_split(Flavour::Responses, &response("response.failed", r#","response":{"error":{}}"#));
+    assert_eq!((failed.done, failed.error, failed.usage), (true, true, None));
+    let cut = response("response.completed", over);
+    let cut = every_split(Flavour::Responses, cut.strip_suffix("\n").unwrap());
+    assert_eq!((cut.done, cut.error, cut.usage), (false, false, None));
+    // Announced only: no token has come.
+    let begun = "event: response.created\ndata: {\"response\":{}}\n\n";
+    assert!(!watch(Flavour::Responses, [begun.as_bytes()]).first);
+}
+
 #[test]
 fn the_model_says_done() {
     let text =

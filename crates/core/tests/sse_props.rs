@@ -65,7 +65,7 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn flavour() -> impl Strategy<Value = Flavour> {
-    prop::sample::select(vec![Flavour::OpenAi, Flavour::Generate, Flavour::Messages])
+    prop::sample::select(vec![Flavour::OpenAi, Flavour::Generate, Flavour::Messages, Flavour::Responses])
 }
 
 /// Cuts `bytes` at the given places.

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use baton_core::exchange::{Event, Failure, Leg};
-use baton_core::fault::{Fault, LegName, Shape};
+use baton_core::fault::{Fault, Shape};
 use baton_core::sse::{Flavour, SseWatch, usage_of_answer};
 use baton_core::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
@@ -224,7 +224,7 @@ impl Relay {
     }
 
     fn broke(&mut self, lost: Lost, cx: &mut Context<'_>) -> Piece {
-        let leg = if self.drive.record.pd { LegName::Decode } else { LegName::Whole };
+        let leg = self.drive.answers();
         // A stream that had said it was done lost nothing by the break.
         if matches!(&self.watch, Watch::Stream(sse) if sse.done_seen() && sse.at_boundary()) {
             self.end();

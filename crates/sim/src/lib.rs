@@ -15,4 +15,6 @@ pub use engine::spec::{Dialect, EngineSpec, LoadFailure, Role};
 pub use engine::stats::Stats;
 pub use fleet::{Fleet, FleetSpec};
 pub use serve::{EngineHandle, FAULT_HEADER, Fabric, Fault, FaultKind, Seat, Where};
-pub use text::{PromptId, STALE_MARK, WRONG_MARK, expected_choice, expected_text, prompts_of};
+pub use text::{
+    PromptId, STALE_MARK, WRONG_MARK, expected_choice, expected_score, expected_text, prompts_of,
+};

@@ -247,6 +247,24 @@ pub fn token_logprob(prompt: PromptId, choice: u32, index: u32) -> f64 {
     f64::from(u32::try_from(hash % 4096).unwrap_or(0)) / -1024.0
 }
 
+/// How well a document answers a query, from 0 to below 1: made up, and the same on every engine.
+#[must_use]
+pub fn expected_score(query: &str, document: &str) -> f64 {
+    score_of(PromptId::of_text(&pair_text(query, document)))
+}
+
+/// The score that a prompt from [`pair_text`] has.
+#[must_use]
+pub fn score_of(prompt: PromptId) -> f64 {
+    f64::from(u32::try_from(mix(prompt.0, 3) % 4096).unwrap_or(0)) / 4096.0
+}
+
+/// The prompt that is made of a query and one document.
+#[must_use]
+pub fn pair_text(query: &str, document: &str) -> String {
+    format!("<|query|>\n{query}\n<|document|>\n{document}\n")
+}
+
 /// The first `n` tokens that a right answer to `prompt` has (its first choice). The model ends by itself after
 /// [`NATURAL_TOKENS`], so a longer answer comes only when end-of-sequence is ignored.
 #[must_use]

@@ -54,8 +54,9 @@ pub struct Course {
     /// client's answer begins only after that, whatever `start` says. MoRI-IO's concurrent WRITE (SMG page),
     /// TensorRT-LLM's `generation_first`.
     pub reads_prefill: bool,
-    /// The answering worker runs both phases.
-    pub whole: bool,
+    /// What the answering leg is called: a worker that runs both phases, or a prefill that only reads its
+    /// prompt, answers in the decode's place.
+    pub answers: LegName,
 }
 
 impl Course {
@@ -71,8 +72,7 @@ impl Course {
     pub const fn name(&self, leg: Leg) -> LegName {
         match leg {
             Leg::Prefill => LegName::Prefill,
-            Leg::Decode if self.whole => LegName::Whole,
-            Leg::Decode => LegName::Decode,
+            Leg::Decode => self.answers,
         }
     }
 }
@@ -84,5 +84,5 @@ pub(super) const NOWHERE: Course = Course {
     prefill_abort: Abort::Cancel,
     release: false,
     reads_prefill: false,
-    whole: false,
+    answers: LegName::Decode,
 };

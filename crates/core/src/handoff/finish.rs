@@ -18,7 +18,7 @@ pub fn at_cap(api: Api, answer: &Envelope) -> Option<bool> {
             answer.get("stop_reason").and_then(scalar::as_str).map(|reason| reason == "max_tokens")
         }
         Api::Responses => answer.get("status").and_then(scalar::as_str).map(|status| status == "incomplete"),
-        Api::Generate => None,
+        Api::Generate | Api::CountTokens | Api::Rerank => None,
     }
 }
 

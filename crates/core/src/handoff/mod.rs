@@ -8,6 +8,7 @@
 //! Ids (rooms, transfer ids, request ids) come from the [`Mint`], fresh for every attempt, never from client
 //! input.
 
+mod alone;
 mod deliver;
 mod finish;
 mod mint;
@@ -17,7 +18,6 @@ mod nixl;
 mod passthrough;
 mod sglang;
 mod shape;
-mod whole;
 
 use smallvec::{SmallVec, smallvec};
 
@@ -29,7 +29,7 @@ use crate::ask::Ask;
 use crate::body::Edit;
 use crate::dice::Dice;
 use crate::exchange::{Course, Leg};
-use crate::fault::Fault;
+use crate::fault::{Fault, LegName};
 use crate::fleet::{Connector, Engine, Role, Worker};
 use crate::record::HandoffResult;
 
@@ -58,7 +58,12 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub enum Pair<'a> {
     Whole(&'a Worker),
-    Legs { prefill: &'a Worker, decode: &'a Worker },
+    /// A prefill that only reads the prompt.
+    Prefill(&'a Worker),
+    Legs {
+        prefill: &'a Worker,
+        decode: &'a Worker,
+    },
 }
 
 /// What plans are made by, the same for every request.
@@ -71,11 +76,15 @@ pub struct Rules {}
 /// These workers cannot serve this request, and no leg must be sent.
 pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> Result<Plan, Fault> {
     let mut plan = match pair {
-        Pair::Whole(worker) => whole::plan(worker, ask, mint),
+        Pair::Whole(_) => alone::plan(LegName::Whole, ask, mint),
+        Pair::Prefill(_) => alone::plan(LegName::Prefill, ask, mint),
         Pair::Legs { prefill, decode } if is_moriio(prefill) || is_moriio(decode) => {
             moriio::plan(prefill, decode, ask, mint)?
         }
         Pair::Legs { prefill, decode: _ } => match (prefill.engine, prefill.connector()) {
+            (Engine::Vllm | Engine::Generic | Engine::Trtllm, _) if !ask.api.generates() => {
+                alone::plan(LegName::Decode, ask, mint)
+            }
             (Engine::Vllm, Connector::Nixl) => nixl::plan(ask, mint),
             (Engine::Vllm, Connector::Mooncake) => mooncake::plan(prefill, ask, mint),
             (Engine::Vllm | Engine::Generic | Engine::Trtllm, connector) => {
@@ -113,7 +122,7 @@ impl Plan {
     /// A worker that is one rank of a vLLM engine gets its requests by the rank's number.
     fn pin(&mut self, pair: Pair<'_>) {
         let (prefill, answering) = match pair {
-            Pair::Whole(worker) => (None, worker),
+            Pair::Whole(worker) | Pair::Prefill(worker) => (None, worker),
             Pair::Legs { prefill, decode } => (Some(prefill), decode),
         };
         for (leg, worker) in [(Leg::Prefill, prefill), (Leg::Decode, Some(answering))] {
@@ -137,10 +146,14 @@ pub fn rank(worker: &Worker) -> Option<u32> {
 }
 
 /// The body that consumes a hand-off nobody wants any more: the decode leg's, capped at one token and not
-/// streamed (design: *release*).
+/// streamed (design: *release*). A thinking budget above that cap would be refused with the KV still held
+/// (vLLM 0.32), so it goes.
 pub fn release_edits(ask: &Ask, decode: &Edits) -> Edits {
     let mut edits = decode.clone();
     shape::one_token(ask, &mut edits);
+    if ask.has.thinking {
+        edits.push(Edit::remove("thinking"));
+    }
     edits
 }
 

@@ -19,6 +19,7 @@ use super::{Mint, Plan, shape};
 use crate::ask::Ask;
 use crate::body::{Edit, scalar};
 use crate::exchange::{Abort, Course, Order, Start};
+use crate::fault::LegName;
 use crate::record::HandoffResult;
 
 const TAG: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
@@ -29,7 +30,7 @@ pub(super) const IN_TURN: Course = Course {
     prefill_abort: Abort::Cancel,
     release: true,
     reads_prefill: false,
-    whole: false,
+    answers: LegName::Decode,
 };
 
 pub(super) const DECODE_ONLY: Course = Course { order: Order::Single, release: false, ..IN_TURN };

@@ -17,6 +17,7 @@ use super::{Deliver, Mint, Plan, quoted, request_id, stripped};
 use crate::ask::{Api, Ask};
 use crate::body::Edit;
 use crate::exchange::{Abort, Course, Order, Start};
+use crate::fault::LegName;
 use crate::fleet::Worker;
 use crate::record::HandoffResult;
 
@@ -26,7 +27,7 @@ const TOGETHER: Course = Course {
     prefill_abort: Abort::Cancel,
     release: false,
     reads_prefill: false,
-    whole: false,
+    answers: LegName::Decode,
 };
 
 pub fn plan(prefill: &Worker, ask: &Ask, mint: &mut Mint<'_>) -> Plan {

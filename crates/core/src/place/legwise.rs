@@ -9,6 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Look, Miss, Placement, Policy, Seats, Taken};
+use crate::ask::Api;
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Prefill, Seat};
@@ -22,14 +23,14 @@ pub struct Legwise {
 }
 
 impl Legwise {
-    /// A pair if there is a prefill or a decode worker at all, else a whole worker.
+    /// A pair (or a prefill, where that is all it takes) if one can serve, else a whole worker.
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         let (fleet, model) = (look.fleet, look.ask.model.as_deref());
         if let Some(m) = model.filter(|m| !fleet.is_empty() && !fleet.knows(m)) {
             let known = fleet.models().join(", ");
             return Err(Miss::Nobody(Fault::ModelNotFound { model: m.to_owned(), known }));
         }
-        let pair = match self.pair(look, dice) {
+        let pair = match self.legs(look, dice) {
             Ok(pair) => return Ok(pair),
             Err(miss) => miss,
         };
@@ -58,6 +59,22 @@ impl Legwise {
                 Miss::Nobody(Fault::NoWorker { leg: LegName::Whole, registered: true })
             }
         }
+    }
+
+    fn legs(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        match look.ask.api {
+            Api::CountTokens => self.prefill_alone(look, dice),
+            _ => self.pair(look, dice),
+        }
+    }
+
+    /// A prefill, whether or not it has a partner.
+    fn prefill_alone(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        let all = look.fleet.prefill();
+        let well: Seats<'_> = all.iter().map(|p| &p.seat).filter(|s| look.fits(s)).collect();
+        pick(&self.prefill, well, look, dice)
+            .map(|worker| Placement::Prefill { worker })
+            .ok_or(Miss::Nobody(Fault::NoWorker { leg: LegName::Prefill, registered: !all.is_empty() }))
     }
 
     fn pair(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {

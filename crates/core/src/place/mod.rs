@@ -30,8 +30,17 @@ use crate::time::Instant;
 /// The chosen workers and the places taken on them.
 #[derive(Debug)]
 pub enum Placement {
-    Whole { worker: Taken },
-    Pair { prefill: Taken, decode: Taken },
+    Whole {
+        worker: Taken,
+    },
+    /// A prefill alone, for a request whose answer is in its prompt.
+    Prefill {
+        worker: Taken,
+    },
+    Pair {
+        prefill: Taken,
+        decode: Taken,
+    },
 }
 
 /// A worker with a place taken on it.

@@ -79,6 +79,10 @@ pub(super) fn of_event(flavour: Flavour, data: &[u8]) -> Option<Report> {
             let start = || scalar::member(scalar::member(data, "message")?, "usage");
             scalar::member(data, "usage").or_else(start)?
         }
+        Flavour::Responses => {
+            USAGE.find(data)?;
+            scalar::member(scalar::member(data, "response")?, "usage")?
+        }
     };
     Some(Report::read(object))
 }

@@ -16,11 +16,11 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
-use baton_core::ask::Ask;
+use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Edit, Envelope};
 use baton_core::dice::Dice;
 use baton_core::exchange::{Abort, Course, Handed, Leg, Order, Start};
-use baton_core::fault::Fault;
+use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{Deliver, Edits, Mint, Pair, Plan, plan, release_edits};
 
 use bytes::Bytes;
@@ -51,6 +51,7 @@ fn refused(fault: &Fault) -> String {
 
 fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
     let pair = match &case.prefill {
+        Some(prefill) if case.api == Api::CountTokens => Pair::Prefill(prefill),
         Some(prefill) => Pair::Legs { prefill, decode: &case.answering },
         None => Pair::Whole(&case.answering),
     };
@@ -116,10 +117,11 @@ impl Told<'_> {
 }
 
 fn say(plan: &Plan) -> String {
-    let Course { order, start, prefill_abort, release, reads_prefill, whole } = plan.course;
-    let order = match (order, whole) {
-        (Order::Single, true) => "one leg",
-        (Order::Single, false) => "decode only",
+    let Course { order, start, prefill_abort, release, reads_prefill, answers } = plan.course;
+    let order = match (order, answers) {
+        (Order::Single, LegName::Whole) => "one leg",
+        (Order::Single, LegName::Prefill) => "prefill only",
+        (Order::Single, LegName::Decode) => "decode only",
         (Order::InTurn, _) => "in turn",
         (Order::Together, _) => "together",
     };
@@ -230,6 +232,11 @@ fn vllm_without_a_known_connector() {
 #[test]
 fn whole() {
     check("whole.txt");
+}
+
+#[test]
+fn requests_that_generate_nothing() {
+    check("no-output.txt");
 }
 
 #[test]

@@ -263,6 +263,7 @@ proptest! {
                         case.check_choice(&prefill.seat, &case.prefills(), &before);
                         case.check_choice(&decode.seat, &case.partners(&prefill.seat), &before);
                     }
+                    Placement::Prefill { .. } => panic!("a chat takes a pair"),
                     Placement::Whole { worker } => {
                         assert!(case.prefills().is_empty(), "a pair could serve");
                         case.check_choice(&worker.seat, &case.wholes(), &before);

@@ -63,7 +63,7 @@ pub fn place(fleet: &Fleet, strategy: &Strategy, dice: &mut Dice) -> Result<Plac
 /// The chosen workers, the prefill first.
 pub fn chosen(placement: &Placement) -> Vec<&Seat> {
     match placement {
-        Placement::Whole { worker } => vec![&worker.seat],
+        Placement::Whole { worker } | Placement::Prefill { worker } => vec![&worker.seat],
         Placement::Pair { prefill, decode } => vec![&prefill.seat, &decode.seat],
     }
 }

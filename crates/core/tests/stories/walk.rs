@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use baton_core::exchange::{Abort, Course, Order, Start};
+use baton_core::fault::LegName;
 use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 use expect_test::expect;
@@ -106,11 +107,11 @@ impl Walk {
 }
 
 const fn course(order: Order, start: Start, prefill_abort: Abort, release: bool) -> Course {
-    Course { order, start, prefill_abort, release, reads_prefill: false, whole: false }
+    Course { order, start, prefill_abort, release, reads_prefill: false, answers: LegName::Decode }
 }
 
 pub const DECODE_ONLY: Course = course(Order::Single, Start::DecodeHead, Abort::Cancel, false);
-pub const WHOLE: Course = Course { whole: true, ..DECODE_ONLY };
+pub const WHOLE: Course = Course { answers: LegName::Whole, ..DECODE_ONLY };
 pub const IN_TURN: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, true);
 pub const IN_TURN_FREE: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, false);
 pub const TOGETHER: Course = course(Order::Together, Start::BothHeads, Abort::Cancel, false);

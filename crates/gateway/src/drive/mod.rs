@@ -261,29 +261,39 @@ impl Drive {
         record.attempts += 1;
         (record.pd, record.prefill) = match &placement {
             Placement::Whole { .. } => (false, None),
+            Placement::Prefill { .. } => (true, None),
             Placement::Pair { prefill, .. } => (true, Some(prefill.seat.worker.clone())),
         };
         (record.mode, record.handoff) = (plan.mode, plan.result);
         let course = plan.course;
         self.plan = Some(plan);
         self.taken = match placement {
-            Placement::Whole { worker } => [None, Some(worker)],
+            Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
             Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
         };
         if course.order == baton_core::exchange::Order::Single {
             self.forgo_prefill();
         }
-        let [prefill, decode] = &self.taken;
-        self.tried.extend([prefill, decode].into_iter().flatten().map(|t| t.seat.slot));
-        let decode = decode.as_ref().map(|t| t.seat.worker.clone());
-        self.record.engine = decode.as_ref().map(|w| w.engine).unwrap_or_default();
-        self.record.decode = decode;
+        let [prefill, answering] = &self.taken;
+        self.tried.extend([prefill, answering].into_iter().flatten().map(|t| t.seat.slot));
+        let answering = answering.as_ref().map(|t| t.seat.worker.clone());
+        self.record.engine = answering.as_ref().map(|w| w.engine).unwrap_or_default();
+        match course.answers {
+            LegName::Prefill => (self.record.prefill, self.record.decode) = (answering, None),
+            LegName::Decode | LegName::Whole => self.record.decode = answering,
+        }
         Event::Placed(course)
+    }
+
+    /// What the leg whose answer the client gets is called.
+    pub(crate) fn answers(&self) -> LegName {
+        self.plan.as_ref().map_or(LegName::Decode, |plan| plan.course.answers)
     }
 
     fn plan(&mut self, placement: &Placement) -> Result<Plan, Fault> {
         let pair = match placement {
             Placement::Whole { worker } => Pair::Whole(&worker.seat.worker),
+            Placement::Prefill { worker } => Pair::Prefill(&worker.seat.worker),
             Placement::Pair { prefill, decode } => {
                 Pair::Legs { prefill: &prefill.seat.worker, decode: &decode.seat.worker }
             }
@@ -297,7 +307,7 @@ impl Drive {
     /// No leg is sent to these workers: they get their places back, and their probes.
     fn unplanned(&mut self, placement: Placement, fault: Fault) -> Event {
         let legs = match placement {
-            Placement::Whole { worker } => [None, Some(worker)],
+            Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
             Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
         };
         for taken in legs.iter().flatten() {

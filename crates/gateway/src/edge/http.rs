@@ -99,7 +99,7 @@ impl Desk {
             request_id: self.request_id(api.id_prefix(), &parts.headers),
             api: Some(api),
             method: "POST",
-            path: api.path().into(),
+            path: parts.uri.path().into(),
             ..Record::default()
         };
         record.moments.received = self.lane.clock.now();
@@ -191,12 +191,12 @@ impl Desk {
             return Ok(());
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-        // Anthropic's SDK sends its key so.
-        let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
-        match given {
-            Some(key) if self.gateway.is_key(key.trim_ascii()) => Ok(()),
-            given => Err(Fault::Unauthorized { given: given.is_some() }),
+        // Anthropic's SDK sends its key so, and a token beside it if it has one.
+        let given = [bearer, headers.get("x-api-key").map(HeaderValue::as_bytes)];
+        if given.iter().flatten().any(|key| self.gateway.is_key(key.trim_ascii())) {
+            return Ok(());
         }
+        Err(Fault::Unauthorized { given: given.iter().any(Option::is_some) })
     }
 
     /// The client's id if it is one that may stand in a header, else a fresh one.
@@ -212,16 +212,19 @@ impl Desk {
         id
     }
 
-    /// What both legs get of the client's headers. With a key of its own the gateway takes the client's
-    /// `Authorization` for itself; it never reaches an engine.
+    /// What the legs get of the client's headers. With a key of its own the gateway takes the client's
+    /// `Authorization` for itself; it never reaches an engine. `x-api-key` never does: no engine reads it, so
+    /// it can only be meant for a gateway. A header given several times is a list and stays one.
     fn forwarded(&self, headers: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
         let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();
         for (name, value) in headers {
             let passes = match name {
-                &header::AUTHORIZATION => self.gateway.api_key.is_none(),
+                &header::AUTHORIZATION => {
+                    self.gateway.api_key.is_none() && !out.iter().any(|(seen, _)| seen == name)
+                }
                 name => FORWARDED.contains(&name.as_str()),
             };
-            if passes && !out.iter().any(|(seen, _)| seen == name) {
+            if passes {
                 out.push((name.clone(), value.clone()));
             }
         }
@@ -258,8 +261,9 @@ impl Desk {
 fn flavour(api: Api) -> Flavour {
     match api {
         Api::Generate => Flavour::Generate,
-        _ if api.shape() == Shape::Anthropic => Flavour::Messages,
-        _ => Flavour::OpenAi,
+        Api::Responses => Flavour::Responses,
+        Api::Messages | Api::CountTokens => Flavour::Messages,
+        Api::Chat | Api::Completions | Api::Rerank => Flavour::OpenAi,
     }
 }
 
@@ -293,9 +297,11 @@ pub fn name_workers(headers: &mut HeaderMap, record: &Record) {
             headers.insert(HeaderName::from_static(name), value);
         }
     };
+    if let Some(answering) = record.decode.as_ref().or(record.prefill.as_ref()) {
+        set("x-smg-routed-worker-id", &answering.url);
+    }
     if let Some(decode) = &record.decode {
         set("x-baton-decode", &decode.id);
-        set("x-smg-routed-worker-id", &decode.url);
         if let Some(pod) = &decode.pod {
             let port = decode.url.rsplit(':').next().unwrap_or("");
             set("target-pod", &pod.name);

@@ -13,12 +13,36 @@ use super::{admin, intake};
 
 const MODEL: &str = "/v1/models/";
 
-/// Routes of the APIs that a prefill/decode gateway does not serve (page, "Supported APIs").
-const NOT_SERVED: [&str; 4] =
-    ["/v1/embeddings", "/v1/classify", "/v1/audio/transcriptions", "/v1/interactions"];
+/// Routes of APIs that a prefill/decode gateway does not serve (page, "Supported APIs"; SMG 1.13), and all
+/// below them, with what to do instead.
+const NOT_SERVED: [(&str, &str); 13] = [
+    ("/v1/embeddings", DIRECTLY),
+    ("/v1/classify", DIRECTLY),
+    ("/v1/score", DIRECTLY),
+    ("/v1/audio", DIRECTLY),
+    ("/v1/realtime", DIRECTLY),
+    ("/v1/interactions", DIRECTLY),
+    ("/v1/decisions", DIRECTLY),
+    ("/v1/systemone", DIRECTLY),
+    ("/v1/tokenize", DIRECTLY),
+    ("/v1/detokenize", DIRECTLY),
+    ("/v1/responses", STORED),
+    ("/v1/conversations", STORED),
+    ("/v1/messages/batches", "Send each request of the batch to POST /v1/messages."),
+];
+const DIRECTLY: &str = "Ask a worker that serves it directly; GET /workers lists them.";
+const STORED: &str = "Stored responses belong to the engine that made them: ask the worker that \
+                      x-smg-routed-worker-id named in its answer.";
+
+fn not_served(path: &str) -> Option<&'static str> {
+    let is_below =
+        |stem: &str| path.strip_prefix(stem).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    NOT_SERVED.iter().find(|(stem, _)| is_below(stem)).map(|(_, advice)| *advice)
+}
 
 pub async fn route(desk: &Desk, parts: Parts, body: Incoming) -> Reply {
-    let anthropic = parts.headers.contains_key("anthropic-version");
+    let anthropic =
+        parts.headers.contains_key("anthropic-version") || parts.uri.path().starts_with("/v1/messages/");
     let shape = if anthropic { Shape::Anthropic } else { Shape::OpenAi };
     let mut record = Record {
         request_id: desk.request_id("req-", &parts.headers),
@@ -99,8 +123,13 @@ fn find(parts: &Parts, desk: &Desk) -> Result<Route, Fault> {
         "/flush_cache" if method == Method::POST => return Ok(Route::Guarded(Guarded::FlushCache)),
         "/flush_cache" => return Err(Fault::MethodNotAllowed { allow: "POST" }),
         "/debug/config" if desk.gateway.debug_endpoints => return Ok(Route::Guarded(Guarded::Config)),
-        _ if NOT_SERVED.contains(&path) => return Err(Fault::NotServed { route: path.to_owned() }),
-        _ => return Err(Fault::UnknownUrl { method: method.to_string(), path: path.to_owned() }),
+        _ => {
+            let (method, route) = (method.to_string(), path.to_owned());
+            return Err(match not_served(path) {
+                Some(advice) => Fault::NotServed { route, advice },
+                None => Fault::UnknownUrl { method, path: route },
+            });
+        }
     };
     if method == Method::GET || method == Method::HEAD {
         return Ok(Route::Public(page));

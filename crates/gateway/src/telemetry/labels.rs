@@ -16,7 +16,7 @@ use super::family::OTHER;
 pub struct Route(u8);
 
 /// Routes besides the inference ones. `:id` stands for one segment; no braces, which simple readers of the format trip over.
-const TEMPLATES: [&str; 15] = [
+const TEMPLATES: [&str; 18] = [
     "/v1/models",
     "/health",
     "/liveness",
@@ -32,6 +32,9 @@ const TEMPLATES: [&str; 15] = [
     "/loads",
     "/get_loads",
     "/flush_cache",
+    "/v1/embeddings",
+    "/v1/classify",
+    "/v1/responses/:id",
 ];
 
 const PROBES: [&str; 4] = ["/health", "/liveness", "/readiness", "/health_generate"];
@@ -85,6 +88,8 @@ pub fn endpoint(api: Api) -> &'static str {
         Api::Generate => "generate",
         Api::Messages => "messages",
         Api::Responses => "responses",
+        Api::CountTokens => "count_tokens",
+        Api::Rerank => "rerank",
     }
 }
 
@@ -153,7 +158,8 @@ pub fn attempt(n: usize) -> &'static str {
 
 /// The model that the request names, or else the one that its worker has.
 pub fn said_model(record: &Record) -> &str {
-    let of_worker = || record.decode.as_ref().and_then(|w| w.models.first());
+    let answering = record.decode.as_ref().or(record.prefill.as_ref());
+    let of_worker = || answering.and_then(|w| w.models.first());
     record.model.as_ref().or_else(of_worker).map_or(OTHER, String::as_str)
 }
 

@@ -129,7 +129,7 @@ impl ExchangeSeries {
             cached_tokens: all.cached_tokens.of([model]),
             streamed: key.stream.then(|| [all.router_ttft.of(short), all.router_tpot.of(short)]),
             rejected: reason.map(|reason| all.queue_rejected.of([reason])),
-            pair: key.pd.then(|| PairSeries::new(all, model, key)),
+            pair: (key.pd && api != Api::CountTokens).then(|| PairSeries::new(all, model, key)),
         }
     }
 

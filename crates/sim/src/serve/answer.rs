@@ -6,6 +6,7 @@
 mod messages;
 mod native;
 mod openai;
+mod rerank;
 mod responses;
 
 use crate::engine::sequence::{Ending, Finish, Handoff, KvState};
@@ -102,6 +103,7 @@ impl Teller {
             Api::Generate => native::generate(self, ended),
             Api::Messages => messages::message(self, ended),
             Api::Responses => responses::response(self, ended),
+            Api::Rerank => rerank::ranking(self, ended),
         }
     }
 
@@ -112,7 +114,7 @@ impl Teller {
             Api::Chat => openai::chat_opening(self),
             Api::Messages => messages::opening(self),
             Api::Responses => responses::opening(self),
-            Api::Completions | Api::Generate => Vec::new(),
+            Api::Completions | Api::Generate | Api::Rerank => Vec::new(),
         }
     }
 
@@ -125,6 +127,7 @@ impl Teller {
             Api::Generate => native::token(self, index, (at, kv), ended),
             Api::Messages => messages::token(self, index, (at, kv), ended),
             Api::Responses => responses::token(self, index, (at, kv), ended),
+            Api::Rerank => Vec::new(),
         }
     }
 
@@ -136,6 +139,7 @@ impl Teller {
             Api::Generate => vec![DONE.into()],
             Api::Messages => messages::closing(self, ended),
             Api::Responses => responses::closing(self, ended),
+            Api::Rerank => Vec::new(),
         }
     }
 
@@ -144,6 +148,7 @@ impl Teller {
     pub fn error(&self, refusal: &Refusal) -> Vec<String> {
         match self.wish.api {
             Api::Generate => vec![native::error(self, refusal), DONE.into()],
+            Api::Messages => messages::error(self.dialect, refusal),
             _ => vec![refusal.event(self.dialect), DONE.into()],
         }
     }

@@ -15,6 +15,7 @@ use crate::engine::spec::{Dialect, Role};
 use crate::serve::answer::Teller;
 use crate::serve::body::{Body, BreakOff};
 use crate::serve::fault::{Fault, HEADER, Kind};
+use crate::serve::json::Members;
 use crate::serve::node::{Node, Work};
 use crate::serve::refusal::{Problem, Refusal, Shape};
 use crate::serve::server::Server;
@@ -25,6 +26,8 @@ use crate::serve::{answer, info, metrics, sglang, vllm};
 
 /// Largest request body, in bytes.
 const MOST_BODY: usize = 64 << 20;
+/// Tokenizes a messages request. The engine core has no part in it, so there is no room and no hand-off.
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
 /// What a connection answers with.
 #[derive(Clone)]
@@ -46,6 +49,11 @@ impl Front {
         let path = head.uri.path();
         if path.starts_with("/sim/") {
             return Ok(info::admin(&server, &head.method, path, body).await);
+        }
+        if path == COUNT_TOKENS && head.method == Method::POST {
+            let api = Api::Messages;
+            let call = Call { server: &server, node: &self.node, wire: &wire, api, head: &head.headers };
+            return call.count(body).await;
         }
         if let Some(api) = Api::of_path(path).filter(|_| head.method == Method::POST) {
             let known = server.seat.spec.dialect == Dialect::Sglang || api != Api::Generate;
@@ -80,7 +88,7 @@ async fn health(server: &Server) -> Answered {
     Ok(respond(200, "text/plain", String::new()))
 }
 
-/// One generating request.
+/// One request that the engine works for.
 struct Call<'a> {
     server: &'a Arc<Server>,
     node: &'a Arc<Node>,
@@ -92,18 +100,10 @@ struct Call<'a> {
 impl Call<'_> {
     async fn generate(&self, body: Incoming) -> Answered {
         let open = Open::new(self.server);
-        let fault = match self.pick_fault() {
+        let fault = match self.meet_fault().await {
             Ok(fault) => fault,
-            Err(problem) => return Ok(respond(400, "text/plain", problem)),
+            Err(answered) => return answered,
         };
-        if fault.is_some() {
-            self.server.struck.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Some(fault) = fault.as_ref().filter(|fault| fault.chunks.is_none())
-            && let Some(answered) = self.fail_early(fault).await
-        {
-            return answered;
-        }
         let Some(body) = read_body(body).await? else {
             return Ok(respond(413, "text/plain", "Request Entity Too Large".into()));
         };
@@ -121,6 +121,53 @@ impl Call<'_> {
         } else {
             Ok(self.plain(teller, work, breaks, open).await)
         }
+    }
+
+    async fn count(&self, body: Incoming) -> Answered {
+        let _open = Open::new(self.server);
+        if let Err(answered) = self.meet_fault().await {
+            return answered;
+        }
+        let Some(body) = read_body(body).await? else {
+            return Ok(respond(413, "text/plain", "Request Entity Too Large".into()));
+        };
+        match self.prompt_tokens(&body) {
+            Ok(answer) => Ok(respond(200, "application/json", answer)),
+            Err(refusal) => {
+                self.server.refused.fetch_add(1, Ordering::Relaxed);
+                Ok(self.refuse(&refusal))
+            }
+        }
+    }
+
+    fn prompt_tokens(&self, body: &Bytes) -> Result<String, Refusal> {
+        let dialect = self.server.seat.spec.dialect;
+        let body = parse_object(body, dialect)?;
+        let tokens = vllm::messages_prompt(&Members { dialect, body: &body })?.len();
+        let more = match dialect {
+            Dialect::Vllm => {
+                format!(r#","context_management":{{"original_input_tokens":{tokens}}}"#)
+            }
+            Dialect::Sglang => String::new(),
+        };
+        Ok(format!(r#"{{"input_tokens":{tokens}{more}}}"#))
+    }
+
+    /// The fault that strikes this request, unless it has struck already.
+    async fn meet_fault(&self) -> Result<Option<Fault>, Answered> {
+        let fault = match self.pick_fault() {
+            Ok(fault) => fault,
+            Err(problem) => return Err(Ok(respond(400, "text/plain", problem))),
+        };
+        if fault.is_some() {
+            self.server.struck.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(fault) = fault.as_ref().filter(|fault| fault.chunks.is_none())
+            && let Some(answered) = self.fail_early(fault).await
+        {
+            return Err(answered);
+        }
+        Ok(fault)
     }
 
     fn pick_fault(&self) -> Result<Option<Fault>, String> {
@@ -239,6 +286,9 @@ impl Call<'_> {
 
     fn refuse(&self, refusal: &Refusal) -> Response<Body> {
         let shape = match (self.server.seat.spec.dialect, self.api) {
+            // What the schema refuses never comes to the endpoint, which would shape it.
+            (Dialect::Vllm, Api::Messages) if !refusal.schema => Shape::VllmMessages,
+            (Dialect::Sglang, Api::Messages) if !refusal.schema => Shape::SglangMessages,
             (Dialect::Vllm, _) => Shape::Vllm,
             (Dialect::Sglang, Api::Generate) => Shape::SglangNative,
             (Dialect::Sglang, _) => Shape::SglangFlat,

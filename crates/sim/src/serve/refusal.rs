@@ -16,6 +16,21 @@ pub enum Shape {
     SglangFlat,
     /// `/generate`: `{"error":{"message":...}}` for 400, `{"detail":...}` otherwise.
     SglangNative,
+    /// `/v1/messages` and below: `{"type":"error","error":{...}}`. vLLM keeps its own names of kinds.
+    VllmMessages,
+    SglangMessages,
+}
+
+/// Anthropic's name for errors of this status (SGLang).
+#[must_use]
+pub fn anthropic_kind(status: u16) -> &'static str {
+    match status {
+        400 => "invalid_request_error",
+        404 => "not_found_error",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        _ => "api_error",
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +106,13 @@ impl Refusal {
                 format!(
                     r#"{{"object":"error","message":{message},"type":{kind},"param":{param},"code":{code}}}"#
                 )
+            }
+            Shape::VllmMessages => {
+                format!(r#"{{"type":"error","error":{{"type":{kind},"message":{message}}}}}"#)
+            }
+            Shape::SglangMessages => {
+                let kind = anthropic_kind(self.status);
+                format!(r#"{{"type":"error","error":{{"type":"{kind}","message":{message}}}}}"#)
             }
             Shape::SglangNative if self.status == 400 => format!(r#"{{"error":{{"message":{message}}}}}"#),
             Shape::SglangNative => format!(r#"{{"detail":{message}}}"#),

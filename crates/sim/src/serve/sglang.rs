@@ -12,8 +12,8 @@ use crate::engine::sequence::{Ask, Part};
 use crate::engine::spec::{Dialect, EngineSpec, Role};
 use crate::serve::json::{Members, python};
 use crate::serve::refusal::{Problem, Refusal};
-use crate::serve::vllm::responses_prompt;
-use crate::serve::wish::{Api, Choice, Limits, Wish, chat_prompt, read_prompts};
+use crate::serve::vllm::{Read, messages_prompt, responses_prompt};
+use crate::serve::wish::{Api, Choice, Documents, Limits, Wish, chat_prompt, read_prompts};
 use crate::text::Prompt;
 
 /// The version that is simulated.
@@ -57,11 +57,11 @@ pub fn parse(
     } else {
         openai_fields(api, &members, spec)?
     };
-    let (prompts, listed) = read_input(api, &members)?;
+    let input = read_input(api, &members)?;
     let rids = Rids::read(body);
     let rooms = Rooms::read(&members)?;
     check(&fields)?;
-    for prompt in &prompts {
+    for prompt in &input.0 {
         check_length(fields.max_tokens, prompt.len(), spec)?;
     }
     if spec.role != Role::Whole && rooms.first.is_none() {
@@ -71,7 +71,7 @@ pub fn parse(
         );
         return Err(Refusal::bad(message, None));
     }
-    let wish = make_wish(api, fields, (prompts, listed), spec, &rids);
+    let wish = make_wish(api, fields, input, spec, &rids);
     let asks = make_asks(&wish, &rids, &rooms, spec)?;
     Ok(Parsed { wish, asks })
 }
@@ -98,6 +98,7 @@ fn openai_fields(api: Api, members: &Members<'_>, spec: &EngineSpec) -> Result<F
         Api::Chat => members.int("max_completion_tokens")?.or(members.int("max_tokens")?),
         Api::Responses => members.int("max_output_tokens")?,
         Api::Completions => members.int("max_tokens")?.or(Some(16)),
+        Api::Rerank => Some(1),
         _ => members.int("max_tokens")?,
     };
     let logprobs = match api {
@@ -112,7 +113,7 @@ fn openai_fields(api: Api, members: &Members<'_>, spec: &EngineSpec) -> Result<F
         n: members.int("n")?.unwrap_or(1),
         temperature: members.float("temperature")?.unwrap_or(1.0),
         stop: members.texts(if api == Api::Messages { "stop_sequences" } else { "stop" })?,
-        stream: members.flag("stream")?,
+        stream: api != Api::Rerank && members.flag("stream")?,
         include_usage: include_usage.unwrap_or(false),
         ignore_eos: members.flag("ignore_eos")?,
         keep_stop: members.flag("no_stop_trim")?,
@@ -153,7 +154,16 @@ fn native_fields(members: &Members<'_>, spec: &EngineSpec) -> Result<Fields, Ref
     })
 }
 
-fn read_input(api: Api, members: &Members<'_>) -> Result<(Vec<std::sync::Arc<Prompt>>, bool), Refusal> {
+fn read_input(api: Api, members: &Members<'_>) -> Result<Read, Refusal> {
+    if api == Api::Rerank {
+        let (documents, prompts) = Documents::read(members)?;
+        return Ok((prompts, true, documents));
+    }
+    let (prompts, listed) = read_written(api, members)?;
+    Ok((prompts, listed, Documents::default()))
+}
+
+fn read_written(api: Api, members: &Members<'_>) -> Result<(Vec<std::sync::Arc<Prompt>>, bool), Refusal> {
     match api {
         Api::Completions => read_prompts(members, "prompt"),
         Api::Generate if members.body.get("text").is_some_and(|text| !text.is_null()) => {
@@ -164,10 +174,8 @@ fn read_input(api: Api, members: &Members<'_>) -> Result<(Vec<std::sync::Arc<Pro
             Err(Refusal::bad("Either text, input_ids or input_embeds should be provided.".into(), None))
         }
         Api::Chat => Ok((vec![chat_prompt(None, members.needed("messages")?)], false)),
-        Api::Messages => {
-            Ok((vec![chat_prompt(members.body.get("system"), members.needed("messages")?)], false))
-        }
-        Api::Responses => Ok((vec![responses_prompt(members)?], false)),
+        Api::Messages => Ok((vec![messages_prompt(members)?], false)),
+        Api::Responses | Api::Rerank => Ok((vec![responses_prompt(members)?], false)),
     }
 }
 
@@ -209,10 +217,8 @@ fn check_length(asked: Option<i64>, prompt: u32, spec: &EngineSpec) -> Result<()
     Ok(())
 }
 
-type Input = (Vec<std::sync::Arc<Prompt>>, bool);
-
-fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec, rids: &Rids) -> Wish {
-    let (prompts, listed) = input;
+fn make_wish(api: Api, fields: Fields, input: Read, spec: &EngineSpec, rids: &Rids) -> Wish {
+    let (prompts, listed, documents) = input;
     let n = u32::try_from(fields.n).unwrap_or(1);
     let mut choices = Vec::new();
     for prompt in &prompts {
@@ -240,6 +246,7 @@ fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec, rids: &R
         prompt_logprobs_from: fields.prompt_logprobs_from,
         echo: fields.echo,
         choices,
+        documents,
     }
 }
 

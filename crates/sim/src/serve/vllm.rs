@@ -11,7 +11,7 @@ use crate::engine::sequence::{Ask, Part, RemoteKv};
 use crate::engine::spec::{Dialect, EngineSpec, Role};
 use crate::serve::json::Members;
 use crate::serve::refusal::Refusal;
-use crate::serve::wish::{Api, Choice, Limits, Wish, chat_prompt, read_prompts};
+use crate::serve::wish::{Api, Choice, Documents, Limits, Wish, chat_prompt, read_prompts};
 use crate::text::Prompt;
 
 /// The version that is simulated.
@@ -40,6 +40,7 @@ impl From<Refusal> for Box<Refused> {
 }
 
 /// The members that matter, with their schema checked.
+#[derive(Default)]
 struct Fields {
     model: Option<String>,
     max_tokens: Option<i64>,
@@ -66,7 +67,7 @@ pub fn parse(
 ) -> Result<Parsed, Box<Refused>> {
     let members = Members { dialect: Dialect::Vllm, body };
     let fields = read_fields(api, &members)?;
-    let (mut prompts, listed) = read_input(api, &members)?;
+    let (mut prompts, listed, documents) = read_input(api, &members)?;
     let remote = fields.kv.as_ref().filter(|kv| is_set(kv, "do_remote_prefill")).map(RemoteKv::parse);
     let kept = remote.clone();
     let refuse = |refusal: Refusal| Box::new(Refused { refusal, remote: kept.clone() });
@@ -77,7 +78,12 @@ pub fn parse(
     for prompt in &prompts {
         check_length(api, &fields, prompt.len(), spec).map_err(refuse)?;
     }
-    let wish = make_wish(api, fields, Input { prompts, listed, id: request_id(api, &members, head) }, spec);
+    let wish = make_wish(
+        api,
+        fields,
+        Input { prompts, listed, documents, id: request_id(api, &members, head) },
+        spec,
+    );
     let (wish, kv, return_token_ids) = wish;
     let part = part_of(kv.as_ref(), remote, spec);
     let asks = make_asks(&wish, &part);
@@ -85,6 +91,10 @@ pub fn parse(
 }
 
 fn read_fields(api: Api, members: &Members<'_>) -> Result<Fields, Refusal> {
+    if api == Api::Rerank {
+        let model = members.text("model")?.map(str::to_owned);
+        return Ok(Fields { model, max_tokens: Some(1), n: 1, ..Fields::default() });
+    }
     let max_tokens = match api {
         Api::Chat => members.int("max_completion_tokens")?.or(members.int("max_tokens")?),
         Api::Responses => members.int("max_output_tokens")?,
@@ -112,15 +122,29 @@ fn read_fields(api: Api, members: &Members<'_>) -> Result<Fields, Refusal> {
     })
 }
 
-fn read_input(api: Api, members: &Members<'_>) -> Result<(Vec<std::sync::Arc<Prompt>>, bool), Refusal> {
-    match api {
-        Api::Completions | Api::Generate => read_prompts(members, "prompt"),
-        Api::Chat => Ok((vec![chat_prompt(None, members.needed("messages")?)], false)),
-        Api::Messages => {
-            Ok((vec![chat_prompt(members.body.get("system"), members.needed("messages")?)], false))
+/// Prompts, whether they came as a list, and what a rerank request ranks.
+pub type Read = (Vec<std::sync::Arc<Prompt>>, bool, Documents);
+
+fn read_input(api: Api, members: &Members<'_>) -> Result<Read, Refusal> {
+    let prompt = match api {
+        Api::Completions | Api::Generate => {
+            let (prompts, listed) = read_prompts(members, "prompt")?;
+            return Ok((prompts, listed, Documents::default()));
         }
-        Api::Responses => Ok((vec![responses_prompt(members)?], false)),
-    }
+        Api::Rerank => {
+            let (documents, prompts) = Documents::read(members)?;
+            return Ok((prompts, true, documents));
+        }
+        Api::Chat => chat_prompt(None, members.needed("messages")?),
+        Api::Messages => messages_prompt(members)?,
+        Api::Responses => responses_prompt(members)?,
+    };
+    Ok((vec![prompt], false, Documents::default()))
+}
+
+/// The prompt of a messages request.
+pub fn messages_prompt(members: &Members<'_>) -> Result<std::sync::Arc<Prompt>, Refusal> {
+    Ok(chat_prompt(members.body.get("system"), members.needed("messages")?))
 }
 
 /// `input` of a responses request is text, or messages.
@@ -231,6 +255,7 @@ fn request_id(api: Api, members: &Members<'_>, head: &HeaderMap) -> String {
         Api::Completions | Api::Generate => "cmpl-",
         Api::Chat | Api::Messages => "chatcmpl-",
         Api::Responses => "resp_",
+        Api::Rerank => "rerank-",
     };
     format!("{prefix}{id}")
 }
@@ -239,13 +264,14 @@ fn request_id(api: Api, members: &Members<'_>, head: &HeaderMap) -> String {
 struct Input {
     prompts: Vec<std::sync::Arc<Prompt>>,
     listed: bool,
+    documents: Documents,
     id: String,
 }
 
 type Kv = Option<Map<String, Value>>;
 
 fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec) -> (Wish, Kv, bool) {
-    let Input { prompts, listed, id } = input;
+    let Input { prompts, listed, documents, id } = input;
     let n = u32::try_from(fields.n).unwrap_or(1);
     let mut choices = Vec::new();
     for prompt in &prompts {
@@ -271,6 +297,7 @@ fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec) -> (Wish
         prompt_logprobs_from: None,
         echo: fields.echo,
         choices,
+        documents,
     };
     (wish, fields.kv, fields.return_token_ids)
 }
@@ -294,7 +321,7 @@ fn make_asks(wish: &Wish, part: &Part) -> Vec<Ask> {
     let asks = wish.choices.iter().enumerate().map(|(at, choice)| {
         let tail = format!("{:08x}", fastrand::u32(..));
         let own = match wish.api {
-            Api::Completions | Api::Generate => format!("{}-{}-{tail}", wish.id, at / n),
+            Api::Completions | Api::Generate | Api::Rerank => format!("{}-{}-{tail}", wish.id, at / n),
             Api::Responses => format!("{}_0-{tail}", wish.id),
             Api::Chat | Api::Messages => format!("{}-{tail}", wish.id),
         };

@@ -18,10 +18,12 @@ pub enum Api {
     Generate,
     Messages,
     Responses,
+    /// Scores documents. Works as a request that makes one token for each.
+    Rerank,
 }
 
 impl Api {
-    /// The endpoint of a path, if it is a generating one.
+    /// The endpoint of a path, if it is one that the engine works for.
     #[must_use]
     pub fn of_path(path: &str) -> Option<Self> {
         match path {
@@ -30,6 +32,7 @@ impl Api {
             "/generate" => Some(Self::Generate),
             "/v1/messages" => Some(Self::Messages),
             "/v1/responses" => Some(Self::Responses),
+            "/v1/rerank" => Some(Self::Rerank),
             _ => None,
         }
     }
@@ -56,6 +59,36 @@ pub struct Wish {
     pub echo: bool,
     /// One for each prompt and choice, in the order of the answer's indexes.
     pub choices: Vec<Choice>,
+    /// What a rerank request ranks.
+    pub documents: Documents,
+}
+
+/// The documents of a rerank request.
+#[derive(Clone, Debug, Default)]
+pub struct Documents {
+    pub texts: Vec<String>,
+    /// `top_n`.
+    pub most: Option<usize>,
+    /// They are told again in the answer (SGLang: `return_documents`).
+    pub told: bool,
+}
+
+impl Documents {
+    /// The documents, and the prompt that each makes with the query.
+    pub fn read(members: &Members<'_>) -> Result<(Self, Vec<Arc<Prompt>>), Refusal> {
+        let query = members.text("query")?.unwrap_or_default();
+        let texts = members.texts("documents")?;
+        if query.trim().is_empty() {
+            return Err(Refusal::bad("Query cannot be empty".into(), None));
+        }
+        if texts.is_empty() {
+            return Err(Refusal::bad("Documents cannot be empty".into(), None));
+        }
+        let prompts = texts.iter().map(|text| Prompt::from_text(text::pair_text(query, text))).collect();
+        let most = members.int("top_n")?.and_then(|most| usize::try_from(most).ok()).filter(|most| *most > 0);
+        let told = members.body.get("return_documents") != Some(&Value::Bool(false));
+        Ok((Self { texts, most, told }, prompts))
+    }
 }
 
 /// One answer to come.
@@ -118,6 +151,12 @@ impl Choice {
             KvState::Wrong => PromptId(text::mix(self.prompt.id.0, 1)),
             KvState::Stale => PromptId(text::mix(self.prompt.id.0, 2)),
         }
+    }
+
+    /// The score of a rerank request's document; below 0 when it was made from other KV than the prompt's.
+    #[must_use]
+    pub fn score(&self, kv: KvState) -> f64 {
+        if kv == KvState::Right { text::score_of(self.prompt.id) } else { -1.0 }
     }
 
     /// The text of the tokens from `from` up to `to`.

@@ -75,12 +75,13 @@ impl FleetScript {
         format!("{} workers, {ready}", self.fleet.len())
     }
 
-    /// `place model=a n=3 tried=p1,d1`
+    /// `place model=a n=3 tried=p1,d1`; `place count` for a count of tokens
     fn place(&mut self, with: &[&str]) -> String {
-        let (mut members, mut tried) = (vec![], vec![]);
+        let (mut members, mut tried, mut api) = (vec![], vec![], Api::Chat);
         for word in with {
             match word.split_once('=') {
                 Some(("model", model)) => members.push(format!(r#""model":"{model}""#)),
+                None if *word == "count" => api = Api::CountTokens,
                 Some(("n", n)) => members.push(format!(r#""n":{n}"#)),
                 Some(("tried", ids)) => tried = ids.split(',').map(|id| self.seat(id).slot).collect(),
                 other => panic!("place with {other:?}?"),
@@ -88,10 +89,10 @@ impl FleetScript {
         }
         let body = format!("{{{}}}", members.join(","));
         let body = Envelope::parse(body.into(), &BodyLimits::default()).unwrap();
-        let ask = Ask::read(Api::Chat, &body).unwrap();
+        let ask = Ask::read(api, &body).unwrap();
         let look = Look { fleet: &self.fleet, ask: &ask, tried: &tried, now: self.now };
         match self.strategy.place(&look, &mut self.dice) {
-            Ok(Placement::Whole { worker }) => {
+            Ok(Placement::Whole { worker } | Placement::Prefill { worker }) => {
                 let said = worker.seat.worker.id.clone();
                 self.hold(said, vec![worker])
             }

@@ -1,8 +1,10 @@
 //! `/v1/messages` (Anthropic's shape), plain and streamed.
 
 use crate::engine::sequence::KvState;
+use crate::engine::spec::Dialect;
 use crate::serve::answer::{Ended, Reason, Teller};
 use crate::serve::json::quote;
+use crate::serve::refusal::{Refusal, anthropic_kind};
 
 pub(super) fn message(teller: &Teller, ended: &[Ended]) -> String {
     let Some((choice, end)) = teller.wish.choices.first().zip(ended.first()) else { return "{}".into() };
@@ -67,6 +69,21 @@ pub(super) fn closing(teller: &Teller, ended: &[Ended]) -> Vec<String> {
         ),
         named("message_stop", r#"{"type":"message_stop"}"#),
     ]
+}
+
+/// An engine's error in a stream. Neither engine writes `[DONE]` here.
+pub(super) fn error(dialect: Dialect, refusal: &Refusal) -> Vec<String> {
+    let kind = match dialect {
+        Dialect::Vllm => "internal_error",
+        Dialect::Sglang => anthropic_kind(refusal.status),
+    };
+    let message = quote(&refusal.message);
+    let error = format!(r#"{{"type":"error","error":{{"type":"{kind}","message":{message}}}}}"#);
+    let mut events = vec![named("error", &error)];
+    if dialect == Dialect::Sglang {
+        events.push(named("message_stop", r#"{"type":"message_stop"}"#));
+    }
+    events
 }
 
 fn named(name: &str, json: &str) -> String {

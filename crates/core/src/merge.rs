@@ -1,8 +1,8 @@
 //! Log probabilities of the prompt, which only the prefill has, put in front of those the decode reports.
 //!
 //! SGLang's `/generate` with `return_logprob`: `meta_info.input_token_logprobs` of the answer is the
-//! prefill's list followed by the decode's, in the plain answer and in every event of a stream (engines.md
-//! B.6). Only arrays are joined and only that member is touched; everything else passes byte for byte. The
+//! prefill's list followed by the decode's, in the plain answer and in every event of a stream (SGLang
+//! 0.5.23). Only arrays are joined and only that member is touched; everything else passes byte for byte. The
 //! OpenAI-shaped answers carry the output's log probabilities, which the decode has, and need none of this.
 
 use bytes::{BufMut, Bytes, BytesMut};

@@ -1,7 +1,7 @@
 //! One request as several: samples that an engine pair cannot share one hand-off for.
 //!
 //! A bootstrap room serves one request. Asked for `n` samples, SGLang sends every sample (and a warm-up of
-//! the prompt) into the same room and stalls (engines.md B.6), so the gateway asks `n` times for one sample,
+//! the prompt) into the same room and stalls (SGLang 0.5.23), so the gateway asks `n` times for one sample,
 //! each with a room and an id of its own, and puts the answers together: indices as the engine numbers
 //! them, prompt tokens counted once, streams interleaved event by event.
 //!
@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use crate::ask::{Api, Ask};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
-use crate::fleet::{Engine, Fleet};
+use crate::fleet::Fleet;
 
 /// Most parts of one request. More samples than this were refused before (`ask::ANSWERS_MAX` bounds them
 /// with the prompts); each part costs a pair of connections.
@@ -23,9 +23,8 @@ pub const PARTS_MAX: u32 = 128;
 
 /// Into how many parts this request falls on this fleet. 1: it is sent as it is.
 pub fn parts(fleet: &Fleet, ask: &Ask) -> u32 {
-    let rooms = |engine| matches!(engine, Engine::Sglang | Engine::Tokenspeed | Engine::Unspecified);
     let mut pairs = fleet.prefill().iter().filter(|p| p.seat.worker.serves(ask.model.as_deref()));
-    if ask.n > 1 && pairs.any(|p| rooms(p.seat.worker.engine)) { ask.n } else { 1 }
+    if ask.n > 1 && pairs.any(|p| p.seat.worker.engine.meets_in_rooms()) { ask.n } else { 1 }
 }
 
 /// The body of part `index`: one sample, and a pinned seed moved on so that the samples differ (page,

@@ -71,6 +71,11 @@ impl Engine {
     pub fn parse(s: &str) -> Option<Engine> {
         Engine::ALL.into_iter().find(|e| e.as_str() == s)
     }
+
+    /// Whether its legs meet in a bootstrap room, which serves one sample. What is not known yet is taken for SGLang.
+    pub fn meets_in_rooms(self) -> bool {
+        matches!(self, Engine::Sglang | Engine::Tokenspeed | Engine::Unspecified)
+    }
 }
 
 /// How a vLLM prefill hands its KV over, by the name of its connector (SMG 1.13).

@@ -6,8 +6,6 @@
 //! because the rewritten leg would hide a mistake that the other leg then trips over with the KV already
 //! handed over (seen on vLLM 0.32).
 
-use smallvec::SmallVec;
-
 use crate::body::{Edit, Envelope, scalar};
 use crate::fault::{Fault, Shape};
 
@@ -124,7 +122,7 @@ pub struct Ask {
     /// Members of the body that a one-token leg must lose or change, if they are there.
     pub has: Has,
     /// Takes the gateway's own members off a client's body.
-    pub strip: SmallVec<[Edit; 4]>,
+    pub strip: Vec<Edit>,
     /// Length of the body in bytes.
     pub size: usize,
 }
@@ -195,7 +193,7 @@ impl Ask {
             max_tokens: None,
             min_tokens: None,
             has: Has::default(),
-            strip: SmallVec::new(),
+            strip: Vec::new(),
             size: body.len(),
         };
         let mut seen = Seen::default();

@@ -26,7 +26,7 @@ mod splice;
 mod text;
 
 use scan::Scanner;
-pub use splice::{Edit, Spliced};
+pub use splice::{Edit, Pieces, Spliced};
 
 /// How much of a body is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -41,11 +41,18 @@ impl Dice {
         self.0.u64(..) >> 1
     }
 
-    /// 24 letters and digits: the tail of a request id (SMG 1.13).
-    pub fn id24(&mut self) -> [u8; 24] {
-        let mut id = [0u8; 24];
-        for c in &mut id {
-            *c = ALNUM[self.0.usize(0..ALNUM.len())];
+    /// A request id: `prefix` and 24 letters and digits (SMG 1.13).
+    pub fn id(&mut self, prefix: &str) -> String {
+        let mut id = String::with_capacity(prefix.len() + 24);
+        id.push_str(prefix);
+        for _ in 0..3 {
+            // Eight digits to the base 62 of one draw, read as a fraction.
+            let mut draw = self.0.u64(..);
+            for _ in 0..8 {
+                let digit = u128::from(draw) * ALNUM.len() as u128;
+                id.push(char::from(ALNUM[(digit >> 64) as usize]));
+                draw = digit as u64;
+            }
         }
         id
     }
@@ -66,8 +73,20 @@ mod tests {
         let (mut a, mut b) = (Dice::new(7), Dice::new(7));
         for _ in 0..50 {
             assert_eq!(a.room(), b.room());
-            assert_eq!(a.id24(), b.id24());
+            assert_eq!(a.id("x-"), b.id("x-"));
         }
+    }
+
+    #[test]
+    fn an_id_is_its_prefix_and_24_letters_and_digits_all_in_use() {
+        let (mut d, mut used) = (Dice::new(1), std::collections::BTreeSet::new());
+        for _ in 0..200 {
+            let id = d.id("cmpl-");
+            let tail = id.strip_prefix("cmpl-").unwrap();
+            assert!(tail.len() == 24 && tail.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
+            used.extend(tail.bytes());
+        }
+        assert_eq!(used.len(), ALNUM.len());
     }
 
     #[test]

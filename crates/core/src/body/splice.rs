@@ -19,6 +19,9 @@ const JOIN_BELOW: usize = 16 * 1024;
 /// In larger results, runs from this many bytes on are not copied.
 const SLICE_FROM: usize = 4 * 1024;
 
+/// A changed body's pieces: a prompt that is not copied, and what stands before and behind it.
+pub type Pieces = SmallVec<[Bytes; 3]>;
+
 /// A change to one top-level member. Of several edits with one key the last counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Edit {
@@ -67,7 +70,7 @@ impl Edit {
 /// A changed body, as pieces that follow each other.
 #[derive(Debug, Clone)]
 pub struct Spliced {
-    pieces: SmallVec<[Bytes; 8]>,
+    pieces: Pieces,
     len: usize,
 }
 
@@ -79,7 +82,7 @@ impl Spliced {
     }
 
     /// The pieces in order; none is empty.
-    pub fn pieces(self) -> SmallVec<[Bytes; 8]> {
+    pub fn pieces(self) -> Pieces {
         self.pieces
     }
 
@@ -193,7 +196,7 @@ impl<'e> Runs<'e> {
         self.push(Run::Value(value));
     }
 
-    fn join(self, body: &Bytes) -> Spliced {
+    fn join(&self, body: &Bytes) -> Spliced {
         // exact unless a new name needs escapes
         let size = |run: &Run| match run {
             Run::Body(span) => span.len(),
@@ -227,7 +230,7 @@ impl<'e> Runs<'e> {
     }
 }
 
-fn flush(copied: &mut Vec<u8>, pieces: &mut SmallVec<[Bytes; 8]>) {
+fn flush(copied: &mut Vec<u8>, pieces: &mut Pieces) {
     if !copied.is_empty() {
         pieces.push(std::mem::take(copied).into());
     }
@@ -235,6 +238,11 @@ fn flush(copied: &mut Vec<u8>, pieces: &mut SmallVec<[Bytes; 8]>) {
 
 /// Appends `text` as a JSON string.
 fn quote(text: &str, into: &mut Vec<u8>) {
+    if !text.bytes().any(|byte| byte < 0x20 || byte == b'"' || byte == b'\\') {
+        into.push(b'"');
+        into.extend_from_slice(text.as_bytes());
+        return into.push(b'"');
+    }
     // neither a string nor a Vec as the target can fail
     let _written = serde_json::to_writer(into, text);
 }

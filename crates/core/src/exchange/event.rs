@@ -122,4 +122,4 @@ impl Outcome {
     }
 }
 
-pub type Actions = SmallVec<[Action; 6]>;
+pub type Actions = SmallVec<[Action; 3]>;

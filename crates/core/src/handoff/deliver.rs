@@ -5,7 +5,6 @@
 //! the decode computes the prompt itself, or the request has to end here.
 
 use bytes::Bytes;
-use smallvec::smallvec;
 
 use super::{Edits, mooncake, moriio, nixl};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
@@ -74,7 +73,7 @@ impl Reading {
     pub(super) fn over(params: Bytes) -> Reading {
         Reading {
             handed: Handed::Over,
-            edits: smallvec![Edit::set("kv_transfer_params", params)],
+            edits: vec![Edit::set("kv_transfer_params", params)],
             result: HandoffResult::Relayed,
             why: None,
             prompt: None,
@@ -83,7 +82,7 @@ impl Reading {
 
     /// The decode computes the prompt itself.
     pub(super) fn nothing(result: HandoffResult, why: Option<&'static str>) -> Reading {
-        Reading { handed: Handed::Nothing, edits: smallvec![], result, why, prompt: None }
+        Reading { handed: Handed::Nothing, edits: Edits::new(), result, why, prompt: None }
     }
 }
 

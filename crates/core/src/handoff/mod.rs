@@ -19,8 +19,6 @@ mod passthrough;
 mod sglang;
 mod shape;
 
-use smallvec::{SmallVec, smallvec};
-
 pub use deliver::{Deliver, Reading};
 pub use mint::Mint;
 pub use mooncake::engine_ids;
@@ -33,7 +31,7 @@ use crate::fault::{Fault, LegName};
 use crate::fleet::{Connector, Engine, Role, Worker};
 use crate::record::HandoffResult;
 
-pub type Edits = SmallVec<[Edit; 8]>;
+pub type Edits = Vec<Edit>;
 
 /// A hand-off made concrete for one attempt of one request.
 #[derive(Clone, Debug)]
@@ -109,7 +107,7 @@ impl Plan {
     fn decode_only(ask: &Ask, mode: Option<&'static str>, mint: &mut Mint<'_>) -> Plan {
         Plan {
             course: nixl::DECODE_ONLY,
-            prefill: smallvec![],
+            prefill: Edits::new(),
             decode: stripped(ask),
             deliver: Deliver::Nothing,
             request_id: request_id(ask, mint.dice),
@@ -159,15 +157,12 @@ pub fn release_edits(ask: &Ask, decode: &Edits) -> Edits {
 
 /// A fresh id for the engines, such as `chatcmpl-` and 24 letters and digits.
 fn request_id(ask: &Ask, dice: &mut Dice) -> String {
-    let mut id = String::with_capacity(34);
-    id.push_str(ask.api.id_prefix());
-    id.extend(dice.id24().iter().map(|b| char::from(*b)));
-    id
+    dice.id(ask.api.id_prefix())
 }
 
 /// The client's body without the members that are the gateway's.
 fn stripped(ask: &Ask) -> Edits {
-    ask.strip.iter().cloned().collect()
+    ask.strip.clone()
 }
 
 /// A text as JSON.

@@ -207,9 +207,7 @@ impl Desk {
         if let Some(id) = given.and_then(|v| v.to_str().ok()) {
             return id.to_owned();
         }
-        let mut id = String::from(prefix);
-        id.extend(self.lane.dice().id24().iter().map(|b| char::from(*b)));
-        id
+        self.lane.dice().id(prefix)
     }
 
     /// What the legs get of the client's headers. With a key of its own the gateway takes the client's

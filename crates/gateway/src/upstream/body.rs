@@ -4,20 +4,20 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use baton_core::body::Pieces;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use smallvec::SmallVec;
 
 /// Pieces of a body, sent in order. Cloning copies no bytes, so a leg can be sent again.
 #[derive(Clone, Debug, Default)]
 pub struct LegBody {
-    pieces: SmallVec<[Bytes; 8]>,
+    pieces: Pieces,
     next: usize,
     left: u64,
 }
 
 impl LegBody {
-    pub fn new(pieces: SmallVec<[Bytes; 8]>) -> LegBody {
+    pub fn new(pieces: Pieces) -> LegBody {
         let left = pieces.iter().map(|p| p.len() as u64).sum();
         LegBody { pieces, next: 0, left }
     }

@@ -6,7 +6,6 @@
 //! may be known by several.
 
 use bytes::Bytes;
-use smallvec::smallvec;
 
 use crate::body::scalar::{self, Kind};
 use crate::exchange::Handed;
@@ -36,7 +35,7 @@ impl Due {
         match (judged, self.told) {
             (Ok(params), None) => Reading::over(params),
             (Ok(_), Some(_)) => {
-                Reading { edits: smallvec![], result: HandoffResult::Minted, ..Reading::over(Bytes::new()) }
+                Reading { edits: vec![], result: HandoffResult::Minted, ..Reading::over(Bytes::new()) }
             }
             (Err(reason), _) => Reading {
                 handed: Handed::Dead(Fault::MoriioHandoff { reason }),

@@ -143,12 +143,20 @@ impl Exchange {
                 self.settle(Outcome::Cut, &mut todo);
             }
             (Phase::New | Phase::Done, _) => {}
-            (_, Event::ClientGone) => self.end(None, &mut todo),
-            (_, Event::Deadline) => {
-                let leg = self.waited_for();
-                self.end(Some(Fault::Deadline { leg, seconds: self.timeout.as_secs() }), &mut todo);
+            (_, Event::Silent(fault)) if self.in_flight(Leg::Decode) => {
+                // Of a prefill that has said nothing either, it may be the decode that is kept waiting.
+                let heard = self.prefill != LegState::Sent;
+                let verdict =
+                    if heard { fault.verdict(self.course.name(Leg::Decode)) } else { Verdict::Mute };
+                self.end(Some(fault), Some((Leg::Decode, verdict)), &mut todo);
             }
-            (_, Event::Drain) => self.end(Some(Fault::Draining), &mut todo),
+            (_, Event::ClientGone) => self.end(None, None, &mut todo),
+            (_, Event::Deadline) => {
+                let fault = Fault::Deadline { leg: self.waited_for(), seconds: self.timeout.as_secs() };
+                let blamed = self.silent().map(|leg| (leg, Verdict::Bad));
+                self.end(Some(fault), blamed, &mut todo);
+            }
+            (_, Event::Drain) => self.end(Some(Fault::Draining), None, &mut todo),
             _ => {}
         }
         todo
@@ -282,14 +290,13 @@ impl Exchange {
         }
     }
 
-    /// Ends the exchange from outside: the client left (no fault), its time is over, the gateway stops.
-    fn end(&mut self, fault: Option<Fault>, todo: &mut Actions) {
+    /// Ends the exchange from outside: the client left (no fault), its time is over, the gateway stops. Never
+    /// tried again. The leg that is to blame, if one is, is closed first.
+    fn end(&mut self, fault: Option<Fault>, blamed: Option<(Leg, Verdict)>, todo: &mut Actions) {
         let started = self.phase == Phase::Relaying;
-        if let Some(Fault::Deadline { .. }) = fault
-            && let Some(silent) = self.silent()
-        {
-            todo.push(Action::Cancel(silent));
-            self.close(silent, Verdict::Bad, todo);
+        if let Some((leg, verdict)) = blamed {
+            todo.push(Action::Cancel(leg));
+            self.close(leg, verdict, todo);
             // A decode that was sent may have got the hand-off.
             self.handed = false;
         }

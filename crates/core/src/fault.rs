@@ -5,9 +5,13 @@
 //! engine's status is kept whatever it is (SMG turns 422 or 429 of a decode into 500), and an unknown
 //! model is 404 over HTTP too.
 
+mod message;
+
 use std::borrow::Cow;
 
 use crate::breaker::Verdict;
+use crate::time::Duration;
+use crate::watchdog::Silence;
 
 /// Which leg a fault speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,6 +128,13 @@ pub enum Fault {
         leg: LegName,
         seconds: u64,
     },
+    /// The worker that answers owed output and sent none for too long.
+    DecodeSilent {
+        leg: LegName,
+        phase: Silence,
+        limit: Duration,
+        stream: bool,
+    },
     /// These two workers are not set up to be a pair (MoRI-IO). The reason is for the log.
     MoriioPair {
         reason: String,
@@ -163,6 +174,8 @@ pub struct Answer {
     pub allow: Option<&'static str>,
     /// `WWW-Authenticate` of a 401.
     pub authenticate: Option<&'static str>,
+    /// A further header, by which AIBrix tells its own failures from the engines'.
+    pub flag: Option<(&'static str, &'static str)>,
 }
 
 /// Statuses after which another try may help (SMG 1.13).
@@ -199,7 +212,8 @@ impl Fault {
             | Fault::Refused { leg, .. }
             | Fault::Unreachable { leg, .. }
             | Fault::Broken { leg, .. }
-            | Fault::Deadline { leg, .. } => Some(*leg),
+            | Fault::Deadline { leg, .. }
+            | Fault::DecodeSilent { leg, .. } => Some(*leg),
             _ => None,
         }
     }
@@ -216,7 +230,7 @@ impl Fault {
                 _ => Verdict::Good,
             },
             Fault::Unreachable { leg: l, .. } | Fault::Broken { leg: l, .. } if *l == leg => Verdict::Bad,
-            Fault::Deadline { leg: l, .. } if *l == leg => Verdict::Bad,
+            Fault::Deadline { leg: l, .. } | Fault::DecodeSilent { leg: l, .. } if *l == leg => Verdict::Bad,
             _ => Verdict::Mute,
         }
     }
@@ -270,6 +284,7 @@ impl Fault {
                 LegName::Whole => "read_response_failed",
             },
             Fault::Deadline { .. } => "request_timeout",
+            Fault::DecodeSilent { .. } => "pd_decode_watchdog",
             Fault::MoriioPair { .. } => "moriio_pair_misconfigured",
             Fault::MoriioRoute => "moriio_route_unsupported",
             Fault::MoriioFanout => "moriio_fanout_unsupported",
@@ -313,8 +328,21 @@ impl Fault {
             | Fault::NoPair { .. }
             | Fault::Shed { .. }
             | Fault::MoriioPair { .. } => 503,
-            Fault::Deadline { .. } => 504,
+            Fault::Deadline { .. } | Fault::DecodeSilent { .. } => 504,
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.outward(),
+        }
+    }
+
+    /// A failed prefill leg, or a decode that fell silent, whatever the engine (AIBrix page).
+    fn flag(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Fault::DecodeSilent { leg: LegName::Decode, .. } => Some(("x-error-pd-decode", "true")),
+            Fault::Refused { leg: LegName::Prefill, .. }
+            | Fault::Unreachable { leg: LegName::Prefill, .. }
+            | Fault::Broken { leg: LegName::Prefill, .. }
+            | Fault::Deadline { leg: LegName::Prefill, .. }
+            | Fault::MoriioHandoff { .. } => Some(("x-error-pd-prefill", "true")),
+            _ => None,
         }
     }
 
@@ -328,6 +356,7 @@ impl Fault {
             retry_after: None,
             allow: None,
             authenticate: None,
+            flag: self.flag(),
         };
         match self {
             Fault::RepeatedMember { key } => a.param = Some(key.clone()),
@@ -360,109 +389,6 @@ impl Fault {
             _ => {}
         }
         a
-    }
-
-    /// Messages that hold nothing of the request.
-    fn plain_message(&self) -> &'static str {
-        match self {
-            Fault::BodyStalled => "The request body stopped arriving. Send it without long pauses.",
-            Fault::BodyBroken => "The request body ended before it was complete.",
-            Fault::ZeroTokens => {
-                "max_tokens is 0, and engines generate at least one token. Count a prompt with POST \
-                 /v1/messages/count_tokens."
-            }
-            Fault::NoModels => "No worker has reported a model yet.",
-            Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.",
-            Fault::QueueTimeout { .. } => "The request waited too long for its turn. Try again later.",
-            Fault::Draining => "The gateway is shutting down. Send the request to another one.",
-            Fault::ClientGone => "The client left.",
-            Fault::MoriioPair { .. } => {
-                "The selected prefill/decode pair is not configured for MoRI-IO. The gateway's log says why."
-            }
-            Fault::MoriioRoute => "MoRI-IO workers serve /v1/chat/completions and /v1/completions only.",
-            Fault::MoriioFanout => {
-                "MoRI-IO workers answer one prompt with one sample: send no n, list or beam search."
-            }
-            Fault::MoriioRequestId => {
-                "The request id holds a MoRI-IO peer address marker. Send another X-Request-Id or request_id."
-            }
-            Fault::MoriioHandoff { .. } => "The MoRI-IO prefill returned no usable KV handoff. Try again.",
-            _ => "",
-        }
-    }
-
-    fn message(&self) -> String {
-        match self {
-            Fault::InvalidJson { message } => message.clone(),
-            Fault::RepeatedMember { key } => {
-                format!("The request body has the member \"{key}\" more than once. Send it once.")
-            }
-            Fault::InvalidType { param, expected } => {
-                format!("Invalid type for '{param}': expected {expected}.")
-            }
-            Fault::InvalidValue { message, .. } => (*message).to_owned(),
-            Fault::BodyTooLarge { limit_bytes } => {
-                format!(
-                    "The request body is larger than the limit of {limit_bytes} bytes (--max-payload-size)."
-                )
-            }
-            Fault::UnknownUrl { method, path } => format!("Invalid URL ({method} {path})"),
-            Fault::MethodNotAllowed { allow } => format!("This path takes {allow} only."),
-            Fault::Unauthorized { given: true } => "Incorrect API key provided.".to_owned(),
-            Fault::Unauthorized { given: false } => {
-                "No API key provided. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.".to_owned()
-            }
-            Fault::NotServed { route, advice } => {
-                format!("{route} is not implemented by a prefill/decode gateway. {advice}")
-            }
-            Fault::ModelNotFound { model, known } => {
-                format!("The model `{model}` does not exist. Models served here: {known}.")
-            }
-            Fault::NoWorker { leg, registered } => no_worker(leg.as_str(), *registered),
-            Fault::NoPair { detail } => {
-                format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
-            }
-            Fault::Shed { leg, widest: None, .. } => {
-                format!("Every {} worker runs as many requests as it can. Try again later.", leg.as_str())
-            }
-            Fault::Shed { leg, rooms, widest: Some(widest) } => {
-                let leg = leg.as_str();
-                format!(
-                    "The request makes {rooms} sequences, and no {leg} worker runs more than {widest} at once."
-                )
-            }
-            Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.message.clone(),
-            Fault::Unreachable { leg, cause } => {
-                format!("The {} worker could not be reached: {cause}", leg.as_str())
-            }
-            Fault::Broken { leg, cause } => {
-                format!("The {} worker's answer broke off: {cause}", leg.as_str())
-            }
-            Fault::Deadline { leg, seconds } => {
-                format!("No complete answer within {seconds} s; waiting for the {} worker.", leg.as_str())
-            }
-            Fault::BodyStalled
-            | Fault::BodyBroken
-            | Fault::ZeroTokens
-            | Fault::NoModels
-            | Fault::QueueFull { .. }
-            | Fault::QueueTimeout { .. }
-            | Fault::Draining
-            | Fault::MoriioPair { .. }
-            | Fault::MoriioRoute
-            | Fault::MoriioFanout
-            | Fault::MoriioRequestId
-            | Fault::MoriioHandoff { .. }
-            | Fault::ClientGone => self.plain_message().to_owned(),
-        }
-    }
-}
-
-fn no_worker(leg: &str, registered: bool) -> String {
-    if registered {
-        format!("No available {leg} workers (all circuits open or unhealthy). See GET /workers.")
-    } else {
-        format!("No {leg} workers available: none is registered. Add one with POST /workers or --{leg}.")
     }
 }
 

@@ -22,3 +22,4 @@ pub mod record;
 pub mod retry;
 pub mod sse;
 pub mod time;
+pub mod watchdog;

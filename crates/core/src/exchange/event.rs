@@ -52,6 +52,8 @@ pub enum Event {
     /// A leg's body ended as it should: the decode's after `Start`, the prefill's of a plan that sends both.
     Ended(Leg),
     Failed(Failure),
+    /// The decode leg owed output and sent none for too long ([`crate::watchdog`]).
+    Silent(Fault),
     ClientGone,
     /// The request's time is over.
     Deadline,

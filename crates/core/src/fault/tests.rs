@@ -70,6 +70,29 @@ fn an_engines_message_is_found_in_each_of_its_shapes() {
 }
 
 #[test]
+fn the_gateways_own_failures_are_flagged() {
+    let silent = |leg| Fault::DecodeSilent {
+        leg,
+        phase: Silence::FirstResponse,
+        limit: Duration::from_secs(60),
+        stream: true,
+    };
+    let unreachable = |leg| Fault::Unreachable { leg, cause: "reset".into() };
+    for (fault, flag) in [
+        (silent(LegName::Decode), Some("x-error-pd-decode")),
+        (silent(LegName::Whole), None),
+        (refused(LegName::Prefill, 400, None), Some("x-error-pd-prefill")),
+        (unreachable(LegName::Prefill), Some("x-error-pd-prefill")),
+        (Fault::Deadline { leg: LegName::Prefill, seconds: 1 }, Some("x-error-pd-prefill")),
+        (refused(LegName::Decode, 500, None), None),
+        (unreachable(LegName::Decode), None),
+        (Fault::NoWorker { leg: LegName::Prefill, registered: true }, None),
+    ] {
+        assert_eq!(fault.answer().flag, flag.map(|name| (name, "true")), "{fault:?}");
+    }
+}
+
+#[test]
 fn the_two_shapes() {
     let a = Fault::NoWorker { leg: LegName::Decode, registered: true }.answer();
     let o: serde_json::Value = serde_json::from_str(&a.body(Shape::OpenAi, "r")).unwrap();

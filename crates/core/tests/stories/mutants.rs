@@ -76,7 +76,7 @@ const LEASES: [Says; 6] = [
     ("judges twice", |_, a| doubled(a, |a| matches!(a, Action::Judge(..))), "judged twice"),
 ];
 
-const VERDICTS: [Says; 4] = [
+const VERDICTS: [Says; 5] = [
     (
         "blames a leg that was dropped",
         |_, a| {
@@ -86,6 +86,17 @@ const VERDICTS: [Says; 4] = [
             })
         },
         "judged Bad, should be Mute",
+    ),
+    (
+        "blames nobody for a silence",
+        |e, a| match e {
+            Event::Silent(_) => turned(a, |a| match a {
+                Action::Judge(leg, _) => Action::Judge(leg, Verdict::Mute),
+                a => a,
+            }),
+            _ => a,
+        },
+        "Decode judged Mute, should be Bad",
     ),
     (
         "praises a leg that failed",
@@ -117,7 +128,7 @@ const VERDICTS: [Says; 4] = [
     ),
 ];
 
-const ENDS: [Says; 13] = [
+const ENDS: [Says; 14] = [
     ("settles twice", |_, a| doubled(a, |a| matches!(a, Action::Settle(_))), "comes after Settle"),
     ("settles first", |_, a| a.into_iter().rev().collect(), "Decode still has its lease"),
     ("never settles", |_, a| without(a, |a| matches!(a, Action::Settle(_))), "it is not settled"),
@@ -179,17 +190,30 @@ const ENDS: [Says; 13] = [
         "cut an answer that is Nothing",
     ),
     (
+        "does not mind a silence",
+        |e, a| if matches!(e, Event::Silent(_)) { Actions::new() } else { a },
+        "it went on",
+    ),
+    (
         "goes on when the client has left",
         |e, a| if matches!(e, Event::ClientGone) { Actions::new() } else { a },
         "it went on",
     ),
 ];
 
-const LEGS: [Says; 9] = [
+const LEGS: [Says; 10] = [
     (
         "leaves a leg running",
         |e, a| match e {
             Event::ClientGone => without(a, |a| matches!(a, Action::Cancel(_))),
+            _ => a,
+        },
+        "in flight",
+    ),
+    (
+        "lets a silent leg run",
+        |e, a| match e {
+            Event::Silent(_) => without(a, |a| matches!(a, Action::Cancel(_))),
             _ => a,
         },
         "in flight",
@@ -309,7 +333,7 @@ const HAND_OFFS: [Says; 7] = [
     ),
 ];
 
-const RETRIES: [Says; 7] = [
+const RETRIES: [Says; 8] = [
     (
         "retries for ever",
         |e, a| match e {
@@ -333,6 +357,17 @@ const RETRIES: [Says; 7] = [
             _ => a,
         },
         "a retry after the client was answered",
+    ),
+    (
+        "tries again after a silence",
+        |e, a| match e {
+            Event::Silent(_) if a.iter().any(|a| matches!(a, Action::Fail(_))) => {
+                let a = without(a, |a| matches!(a, Action::Fail(_) | Action::Settle(_)));
+                with(a, Action::Wait(Duration::ZERO), false)
+            }
+            _ => a,
+        },
+        "tries again after Silent",
     ),
     (
         "waits without a bound",

@@ -17,7 +17,7 @@ use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 
 use crate::walk::{IN_TURN_FREE, TOGETHER_READ, WHOLE};
-use crate::world::{Bend, SHED, Subject, World};
+use crate::world::{Bend, SHED, Subject, World, silence};
 
 /// One exchange, told line by line.
 pub struct Telling {
@@ -63,6 +63,7 @@ impl Telling {
             })),
             ["ended", leg] => Event::Ended(self.leg(leg).0),
             [leg, what @ ..] if ["prefill", "decode", "whole"].contains(leg) => self.failed(leg, what),
+            ["silent", leg] => Event::Silent(silence(self.leg(leg).1)),
             ["client", "gone"] => Event::ClientGone,
             ["deadline"] => Event::Deadline,
             ["drain"] => Event::Drain,

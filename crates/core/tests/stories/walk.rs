@@ -159,60 +159,60 @@ fn every_order_of_events_keeps_the_rules() {
     let head = "plans, attempts, states, steps, longest order, orders";
     println!("{head}\n{table}");
     expect![[r#"
-        decode only                    1     40      78   8                 66
-        decode only                    2    220     434  11                756
-        decode only                    3    376     790  14               6556
-        whole                          1     40      78   8                 66
-        whole                          2    220     434  11                756
-        whole                          3    376     790  14               6556
-        in turn, release               1     82     189  10                243
-        in turn, release               2   1075    2427  16              15093
-        in turn, release               3   1930    4665  22             766287
-        in turn, release, detach       1     85     189  10                243
-        in turn, release, detach       2   1123    2427  16              15093
-        in turn, release, detach       3   2023    4665  22             766287
-        in turn                        1     58     144  10                243
-        in turn                        2    688    1694  15              14019
-        in turn                        3   1234    3244  20             658467
-        in turn, detach                1     61     144  10                243
-        in turn, detach                2    736    1694  15              14019
-        in turn, detach                3   1327    3244  20             658467
-        together, decode head          1     64     180  10                171
-        together, decode head          2    781    2075  15               7479
-        together, decode head          3   1420    3970  20             264141
-        together, decode head, detach  1     67     180  10                171
-        together, decode head, detach  2    826    2075  15               7479
-        together, decode head, detach  3   1507    3970  20             264141
-        together, both heads           1     67     213  10                201
-        together, both heads           2    883    2629  15              11217
-        together, both heads           3   1615    5045  20             508395
-        together, both heads, detach   1     70     213  10                201
-        together, both heads, detach   2    931    2629  15              11217
-        together, both heads, detach   3   1708    5045  20             508395
-        together, prefill end          1     58     216  10                231
-        together, prefill end          2    784    2662  15              14739
-        together, prefill end          3   1426    5108  20             766241
-        together, prefill end, detach  1     61     216  10                231
-        together, prefill end, detach  2    832    2662  15              14739
-        together, prefill end, detach  3   1519    5108  20             766241
-        together, read                 1     64     258  10                447
-        together, read                 2    919    3393  15              46347
-        together, read                 3   1657    6528  20            3953049
-        together, read, detach         1     67     258  10                447
-        together, read, detach         2    970    3393  15              46347
-        together, read, detach         3   1756    6528  20            3953049
-        together, read, decode head    1     64     258  10                447
-        together, read, decode head    2    919    3393  15              46347
-        together, read, decode head    3   1657    6528  20            3953049
-        together, read, both heads     1     64     258  10                447
-        together, read, both heads     2    919    3393  15              46347
-        together, read, both heads     3   1657    6528  20            3953049
-        as planned today, any          1    295     996  10               1353
-        as planned today, any          2   6262   19901  16             481467
-        as planned today, any          3  11617   38806  22          142215699
-        in turn, then together         1    130     372  10                420
-        in turn, then together         2   2050    5449  16              48732
-        in turn, then together         3   3742   10526  22            4656822
+        decode only                    1     40      84   8                 72
+        decode only                    2    220     464  11                822
+        decode only                    3    376     844  14               7122
+        whole                          1     40      84   8                 72
+        whole                          2    220     464  11                822
+        whole                          3    376     844  14               7122
+        in turn, release               1     82     201  10                267
+        in turn, release               2   1075    2559  16              16569
+        in turn, release               3   1930    4917  22             841071
+        in turn, release, detach       1     85     201  10                267
+        in turn, release, detach       2   1123    2559  16              16569
+        in turn, release, detach       3   2023    4917  22             841071
+        in turn                        1     58     150  10                267
+        in turn                        2    688    1760  15              15387
+        in turn                        3   1234    3370  20             722555
+        in turn, detach                1     61     150  10                267
+        in turn, detach                2    736    1760  15              15387
+        in turn, detach                3   1327    3370  20             722555
+        together, decode head          1     64     195  10                189
+        together, decode head          2    781    2225  15               8253
+        together, decode head          3   1420    4255  20             291375
+        together, decode head, detach  1     67     195  10                189
+        together, decode head, detach  2    826    2225  15               8253
+        together, decode head, detach  3   1507    4255  20             291375
+        together, both heads           1     67     231  10                222
+        together, both heads           2    883    2827  15              12372
+        together, both heads           3   1615    5423  20             560580
+        together, both heads, detach   1     70     231  10                222
+        together, both heads, detach   2    931    2827  15              12372
+        together, both heads, detach   3   1708    5423  20             560580
+        together, prefill end          1     58     234  10                258
+        together, prefill end          2    784    2860  15              16440
+        together, prefill end          3   1426    5486  20             854432
+        together, prefill end, detach  1     61     234  10                258
+        together, prefill end, detach  2    832    2860  15              16440
+        together, prefill end, detach  3   1519    5486  20             854432
+        together, read                 1     64     276  10                504
+        together, read                 2    919    3609  15              52218
+        together, read                 3   1657    6942  20            4453110
+        together, read, detach         1     67     276  10                504
+        together, read, detach         2    970    3609  15              52218
+        together, read, detach         3   1756    6942  20            4453110
+        together, read, decode head    1     64     276  10                504
+        together, read, decode head    2    919    3609  15              52218
+        together, read, decode head    3   1657    6942  20            4453110
+        together, read, both heads     1     64     276  10                504
+        together, read, both heads     2    919    3609  15              52218
+        together, read, both heads     3   1657    6942  20            4453110
+        as planned today, any          1    295    1080  10               1518
+        as planned today, any          2   6262   21245  16             540054
+        as planned today, any          3  11617   41410  22          159513456
+        in turn, then together         1    130     402  10                465
+        in turn, then together         2   2050    5809  16              53919
+        in turn, then together         3   3742   11216  22            5151819
     "#]]
     .assert_eq(&table);
 }

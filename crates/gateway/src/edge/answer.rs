@@ -130,6 +130,9 @@ pub fn fault(fault: &Fault, shape: Shape, request_id: &str) -> Reply {
             headers.insert(name, value);
         }
     }
+    if let Some((name, value)) = answer.flag {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
     if matches!(fault, Fault::BodyStalled | Fault::BodyBroken | Fault::BodyTooLarge { .. }) {
         // The rest of the body will not be read, so the connection cannot serve again.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -10,6 +10,7 @@ mod one_leg;
 mod queue;
 mod read;
 mod sglang;
+mod silence;
 mod store;
 
 use expect_test::Expect;

@@ -6,6 +6,8 @@ use baton_core::fault::{Fault, LegName, Refusal, Retry};
 use baton_core::retry::{Decision, RetryRule};
 use baton_core::time::Duration;
 
+use crate::world::silence;
+
 const LEGS: [LegName; 3] = [LegName::Prefill, LegName::Decode, LegName::Whole];
 
 fn refused(leg: LegName, status: u16, later: bool) -> Fault {
@@ -50,10 +52,11 @@ fn faults_before_any_worker_blame_none_and_are_not_retried() {
         Fault::NoPair { detail: String::new() },
         Fault::Shed { leg: LegName::Decode, rooms: 1, widest: None },
         Fault::Deadline { leg: LegName::Decode, seconds: 1 },
+        silence(LegName::Decode),
         Fault::ClientGone,
     ] {
         assert_eq!(fault.retry(), Retry::Never, "{fault:?}");
-        if !matches!(fault, Fault::Deadline { .. }) {
+        if !matches!(fault, Fault::Deadline { .. } | Fault::DecodeSilent { .. }) {
             assert!(LEGS.iter().all(|leg| fault.verdict(*leg) == Verdict::Mute), "{fault:?}");
         }
     }

@@ -32,11 +32,14 @@ fn a_head_comes_and_nothing_more() {
 
 #[test]
 fn nothing_is_owed_while_the_prefill_runs() {
-    check(&["placed nixl", "silent decode", "answered over"], expect![[r#"
+    check(
+        &["placed nixl", "silent decode", "answered over"],
+        expect![[r#"
         placed nixl              -> send prefill
         silent decode            -> nothing
         answered over            -> judge prefill good, free prefill, send decode
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -6,12 +6,17 @@
 //! takes the first of a list of results for the hand-off.
 
 use super::nixl::DECODE_ONLY;
-use super::{Mint, Plan};
+use super::{Mint, Plan, sglang};
 use crate::ask::Ask;
 use crate::exchange::Course;
 use crate::fault::LegName;
+use crate::fleet::{Engine, Worker};
 
-pub fn plan(answers: LegName, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
-    let plan = Plan::decode_only(ask, None, mint);
-    Plan { course: Course { answers, ..DECODE_ONLY }, ..plan }
+pub fn plan(answers: LegName, worker: &Worker, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
+    let mut plan = Plan::decode_only(ask, None, mint);
+    plan.course = Course { answers, ..DECODE_ONLY };
+    if worker.engine == Engine::Sglang {
+        plan.decode.extend(sglang::routed(worker));
+    }
+    plan
 }

@@ -44,6 +44,8 @@ pub struct Plan {
     pub deliver: Deliver,
     /// The id both engines get in `X-Request-Id`, so that their logs can be told together.
     pub request_id: String,
+    /// The name under which the engine can be asked to abort the request, where it takes one.
+    pub abort_rid: Option<String>,
     /// The data-parallel rank that a leg asks for in `X-data-parallel-rank`, by [`Leg`].
     pub ranks: [Option<u32>; 2],
     /// `mode` of `smg_pd_kv_connector_mode_total`, for plans that have one.
@@ -74,14 +76,14 @@ pub struct Rules {}
 /// These workers cannot serve this request, and no leg must be sent.
 pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> Result<Plan, Fault> {
     let mut plan = match pair {
-        Pair::Whole(_) => alone::plan(LegName::Whole, ask, mint),
-        Pair::Prefill(_) => alone::plan(LegName::Prefill, ask, mint),
+        Pair::Whole(worker) => alone::plan(LegName::Whole, worker, ask, mint),
+        Pair::Prefill(worker) => alone::plan(LegName::Prefill, worker, ask, mint),
         Pair::Legs { prefill, decode } if is_moriio(prefill) || is_moriio(decode) => {
             moriio::plan(prefill, decode, ask, mint)?
         }
-        Pair::Legs { prefill, decode: _ } => match (prefill.engine, prefill.connector()) {
+        Pair::Legs { prefill, decode } => match (prefill.engine, prefill.connector()) {
             (Engine::Vllm | Engine::Generic | Engine::Trtllm, _) if !ask.api.generates() => {
-                alone::plan(LegName::Decode, ask, mint)
+                alone::plan(LegName::Decode, decode, ask, mint)
             }
             (Engine::Vllm, Connector::Nixl) => nixl::plan(ask, mint),
             (Engine::Vllm, Connector::Mooncake) => mooncake::plan(prefill, ask, mint),
@@ -89,7 +91,7 @@ pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> R
                 passthrough::plan(&connector, ask, mint)
             }
             (Engine::Sglang | Engine::Tokenspeed | Engine::Unspecified, _) => {
-                sglang::plan(prefill, ask, mint)
+                sglang::plan(prefill, decode, ask, mint)
             }
         },
     };
@@ -111,6 +113,7 @@ impl Plan {
             decode: stripped(ask),
             deliver: Deliver::Nothing,
             request_id: request_id(ask, mint.dice),
+            abort_rid: None,
             ranks: [None; 2],
             mode,
             result: HandoffResult::None,

@@ -155,8 +155,9 @@ fn say(plan: &Plan) -> String {
         .into_iter()
         .filter_map(|leg| Some(format!(", {leg:?} pinned to rank {}", plan.ranks[leg as usize]?)))
         .collect();
+    let rid = plan.abort_rid.as_ref().map(|rid| format!(", aborted as {rid}")).unwrap_or_default();
     let (result, id) = (plan.result.as_str(), &plan.request_id);
-    format!("{order}, {start}{abort}{release}{deliver}{mode}{pins}, hand-off {result}, {id}")
+    format!("{order}, {start}{abort}{release}{deliver}{mode}{pins}{rid}, hand-off {result}, {id}")
 }
 
 /// Ids of one seed, at one moment.

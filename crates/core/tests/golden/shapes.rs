@@ -139,7 +139,7 @@ proptest! {
                 match made.course.order {
                     Order::Single => no_foreign_hand_off(&decode, &[]),
                     Order::Together => {
-                        let minted = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+                        let minted = ["bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"];
                         assert_eq!(decode.bytes(), parsed(leg(&envelope, &made.prefill)).bytes());
                         no_foreign_hand_off(&decode, &minted);
                         rooms(&decode, &ask);

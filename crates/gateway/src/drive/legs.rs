@@ -4,10 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use baton_core::exchange::{Event, Failure, Handed, Leg};
+use baton_core::exchange::{Event, Failure, Handed, Leg, Order};
 use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::fleet::Worker;
-use baton_core::handoff::Edits;
+use baton_core::handoff::{Edits, Plan};
 use bytes::Bytes;
 use http::HeaderValue;
 
@@ -118,7 +118,8 @@ impl Drive {
             }
             LegEvent::Ended => Event::Ended(leg),
             LegEvent::Refused { status, body, retry_after } => {
-                let alone = self.plan.as_ref().is_some_and(|p| p.course.awaits_answer());
+                let named = |p: &Plan| p.course.order == Order::InTurn || p.mode.is_some();
+                let alone = self.plan.as_ref().is_some_and(named);
                 let refusal = read_refusal(status, &body, retry_after, alone);
                 self.failure(leg, |leg| Fault::Refused { leg, refusal }, true)
             }

@@ -29,7 +29,7 @@ fn assert_clean(seen: &Seen) {
     let text = String::from_utf8_lossy(&seen.body).into_owned();
     assert!(!text.contains("CRAFTED") && !text.contains("4242"), "{}: {text}", seen.path);
     let body = seen.json();
-    let own = ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+    let own = ["kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"];
     for key in crafted().as_object().unwrap().keys().filter(|key| !own.contains(&key.as_str())) {
         assert!(body.get(key).is_none(), "{key} reached an engine: {text}");
     }
@@ -205,9 +205,11 @@ async fn ids_are_fresh_for_every_attempt_and_never_the_clients() {
     let all = house.taps.iter().flat_map(|t| t.seen()).collect::<Vec<_>>();
     let ids: HashSet<String> = all.iter().map(|s| s.header("x-request-id").to_owned()).collect();
     assert_eq!(ids.len(), decode.len(), "one id for each attempt: {ids:?}");
-    assert!(
-        !ids.contains("same") && !all.iter().any(|s| String::from_utf8_lossy(&s.body).contains("\"rid\""))
-    );
+    let rids: HashSet<String> = all.iter().map(|s| s.json()["rid"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(rids.len(), decode.len(), "one name for each attempt: {rids:?}");
+    assert!(!ids.contains("same") && !rids.contains("same"));
+    let widths: HashSet<usize> = rids.iter().map(String::len).collect();
+    assert_eq!(widths.len(), 1, "no name begins with another: {rids:?}");
     house.close().await;
 }
 
@@ -224,8 +226,9 @@ async fn a_retry_sends_the_same_bytes_but_for_its_ids() {
             let without_ids = |s: &Seen| {
                 let mut body = s.json();
                 let all = body.as_object_mut().unwrap();
-                all.remove("bootstrap_room");
-                all.remove("kv_transfer_params");
+                for id in ["bootstrap_room", "rid", "kv_transfer_params"] {
+                    all.remove(id);
+                }
                 body
             };
             assert_eq!(without_ids(&seen[0]), without_ids(&seen[1]));

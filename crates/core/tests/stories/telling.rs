@@ -16,7 +16,7 @@ use baton_core::handoff::{Mint, Pair, Rules, plan};
 use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 
-use crate::walk::{IN_TURN_FREE, TOGETHER_READ, WHOLE};
+use crate::walk::{IN_TURN_FREE, WHOLE};
 use crate::world::{Bend, SHED, Subject, World, silence};
 
 /// One exchange, told line by line.
@@ -146,15 +146,14 @@ fn say(action: &Action) -> String {
 
 /// The steering part of the plan that a hand-off makes for such a request.
 pub fn course(request: &str) -> Course {
-    match request {
-        "context-first" => return IN_TURN_FREE,
-        "read" => return TOGETHER_READ,
-        _ => {}
+    if request == "context-first" {
+        return IN_TURN_FREE;
     }
     let (engine, connector, body) = match request {
         "nixl" => (Engine::Vllm, Some("NixlConnector"), r#"{"max_tokens":16}"#),
         "decode-only" => (Engine::Vllm, Some("NixlConnector"), r#"{"n":2}"#),
         "store" => (Engine::Vllm, Some("MooncakeStoreConnector"), "{}"),
+        "moriio-write" => (Engine::Vllm, Some("MoRIIOConnector"), "{}"),
         "sglang" => (Engine::Sglang, None, r#"{"stream":true}"#),
         "sglang-plain" => (Engine::Sglang, None, "{}"),
         "sglang-logprobs" => (Engine::Sglang, None, r#"{"stream":true,"logprobs":true}"#),
@@ -166,7 +165,11 @@ pub fn course(request: &str) -> Course {
     let mut prefill = Worker::new("p", "http://p:1", Role::Prefill);
     prefill.engine = engine;
     prefill.kv_connector = connector.map(str::to_owned);
-    let decode = Worker { role: Role::Decode, ..prefill.clone() };
+    if request == "moriio-write" {
+        let labels = [("moriio_mode", "write"), ("moriio_write_dispatch", "concurrent")];
+        prefill.labels.extend(labels.map(|(label, value)| (label.to_owned(), value.to_owned())));
+    }
+    let decode = Worker { role: Role::Decode, url: "http://d:1".to_owned(), ..prefill.clone() };
     let pair = match request {
         "whole" => Pair::Whole(&decode),
         _ => Pair::Legs { prefill: &prefill, decode: &decode },

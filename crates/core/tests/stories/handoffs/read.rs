@@ -8,13 +8,13 @@ use super::{check, check_retried};
 #[test]
 fn all_goes_well() {
     check(
-        &["placed read", "answered over", "head decode", "ended decode"],
+        &["placed moriio-write", "answered over", "head decode", "ended decode"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        answered over            -> judge prefill good, free prefill
-        head decode              -> start
-        ended decode             -> judge decode good, free decode, settle served
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            answered over            -> judge prefill good, free prefill
+            head decode              -> start
+            ended decode             -> judge decode good, free decode, settle served
+        "#]],
     );
 }
 
@@ -22,14 +22,14 @@ fn all_goes_well() {
 fn the_decode_is_ready_first() {
     // It waits for the prefill's answer to pass, not for its head.
     check(
-        &["placed read", "head decode", "head prefill", "answered over", "ended decode"],
+        &["placed moriio-write", "head decode", "head prefill", "answered over", "ended decode"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        head prefill             -> nothing
-        answered over            -> judge prefill good, free prefill, start
-        ended decode             -> judge decode good, free decode, settle served
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            head prefill             -> nothing
+            answered over            -> judge prefill good, free prefill, start
+            ended decode             -> judge decode good, free decode, settle served
+        "#]],
     );
 }
 
@@ -37,23 +37,23 @@ fn the_decode_is_ready_first() {
 fn the_hand_off_is_dead_while_the_decode_waits_for_it() {
     // It would wait for a push that never comes: closed at once, blamed on nobody.
     check(
-        &["placed read", "answered dead"],
+        &["placed moriio-write", "answered dead"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        answered dead            -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            answered dead            -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
+        "#]],
     );
 }
 
 #[test]
 fn the_hand_off_is_dead_after_the_decodes_head() {
     check(
-        &["placed read", "head decode", "answered dead"],
+        &["placed moriio-write", "head decode", "answered dead"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        answered dead            -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            answered dead            -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
+        "#]],
     );
 }
 
@@ -61,21 +61,21 @@ fn the_hand_off_is_dead_after_the_decodes_head() {
 fn the_hand_off_is_dead_and_another_pair_serves() {
     check_retried(
         &[
-            "placed read",
+            "placed moriio-write",
             "head decode",
             "answered dead",
             "resume",
-            "placed read",
+            "placed moriio-write",
             "answered over",
             "head decode",
             "ended decode",
         ],
         expect![[r#"
-            placed read              -> send prefill, send decode
+            placed moriio-write      -> send prefill, send decode
             head decode              -> nothing
             answered dead            -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, wait 50ms
             resume                   -> place
-            placed read              -> send prefill, send decode
+            placed moriio-write      -> send prefill, send decode
             answered over            -> judge prefill good, free prefill
             head decode              -> start
             ended decode             -> judge decode good, free decode, settle served
@@ -86,49 +86,49 @@ fn the_hand_off_is_dead_and_another_pair_serves() {
 #[test]
 fn the_prefill_hands_nothing_over() {
     check(
-        &["placed read", "head decode", "answered nothing", "ended decode"],
+        &["placed moriio-write", "head decode", "answered nothing", "ended decode"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        answered nothing         -> judge prefill good, free prefill, start
-        ended decode             -> judge decode good, free decode, settle served
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            answered nothing         -> judge prefill good, free prefill, start
+            ended decode             -> judge decode good, free decode, settle served
+        "#]],
     );
 }
 
 #[test]
 fn the_prefill_ends_the_request() {
     check(
-        &["placed read", "head decode", "answered final"],
+        &["placed moriio-write", "head decode", "answered final"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        answered final           -> judge prefill good, free prefill, cancel decode, judge decode mute, free decode, tell, settle served
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            answered final           -> judge prefill good, free prefill, cancel decode, judge decode mute, free decode, tell, settle served
+        "#]],
     );
 }
 
 #[test]
 fn the_prefill_refuses() {
     check(
-        &["placed read", "head decode", "prefill refuses 400"],
+        &["placed moriio-write", "head decode", "prefill refuses 400"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        prefill refuses 400      -> judge prefill mute, free prefill, cancel decode, judge decode mute, free decode, fail 400 prefill_bad_request, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            prefill refuses 400      -> judge prefill mute, free prefill, cancel decode, judge decode mute, free decode, fail 400 prefill_bad_request, settle failed
+        "#]],
     );
 }
 
 #[test]
 fn the_prefill_dies() {
     check(
-        &["placed read", "head decode", "prefill breaks off"],
+        &["placed moriio-write", "head decode", "prefill breaks off"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        prefill breaks off       -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            prefill breaks off       -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
+        "#]],
     );
 }
 
@@ -136,61 +136,61 @@ fn the_prefill_dies() {
 fn the_decode_refuses() {
     // It takes no push, so nobody waits for the prefill.
     check(
-        &["placed read", "decode refuses 400"],
+        &["placed moriio-write", "decode refuses 400"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        decode refuses 400       -> judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, fail 400 decode_bad_request, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            decode refuses 400       -> judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, fail 400 decode_bad_request, settle failed
+        "#]],
     );
 }
 
 #[test]
 fn the_decode_refuses_after_the_hand_off_passed() {
     check(
-        &["placed read", "answered over", "decode refuses 503"],
+        &["placed moriio-write", "answered over", "decode refuses 503"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        answered over            -> judge prefill good, free prefill
-        decode refuses 503       -> judge decode bad, free decode, fail 503 decode_unavailable, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            answered over            -> judge prefill good, free prefill
+            decode refuses 503       -> judge decode bad, free decode, fail 503 decode_unavailable, settle failed
+        "#]],
     );
 }
 
 #[test]
 fn the_decode_dies_after_its_first_byte() {
     check(
-        &["placed read", "answered over", "head decode", "decode breaks off"],
+        &["placed moriio-write", "answered over", "head decode", "decode breaks off"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        answered over            -> judge prefill good, free prefill
-        head decode              -> start
-        decode breaks off        -> judge decode bad, free decode, cut decode_read_failed, settle cut
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            answered over            -> judge prefill good, free prefill
+            head decode              -> start
+            decode breaks off        -> judge decode bad, free decode, cut decode_read_failed, settle cut
+        "#]],
     );
 }
 
 #[test]
 fn the_client_leaves_before_the_hand_off_passes() {
     check(
-        &["placed read", "head decode", "client gone"],
+        &["placed moriio-write", "head decode", "client gone"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        client gone              -> cancel decode, judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, settle client_gone
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            client gone              -> cancel decode, judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, settle client_gone
+        "#]],
     );
 }
 
 #[test]
 fn the_client_leaves_while_streaming() {
     check(
-        &["placed read", "answered over", "head decode", "client gone"],
+        &["placed moriio-write", "answered over", "head decode", "client gone"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        answered over            -> judge prefill good, free prefill
-        head decode              -> start
-        client gone              -> cancel decode, judge decode mute, free decode, settle client_gone
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            answered over            -> judge prefill good, free prefill
+            head decode              -> start
+            client gone              -> cancel decode, judge decode mute, free decode, settle client_gone
+        "#]],
     );
 }
 
@@ -198,23 +198,23 @@ fn the_client_leaves_while_streaming() {
 fn the_deadline_passes_before_the_hand_off_passes() {
     // The decode has given its head, the prefill no sign of life.
     check(
-        &["placed read", "head decode", "deadline"],
+        &["placed moriio-write", "head decode", "deadline"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        deadline                 -> cancel prefill, judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 504 request_timeout, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            deadline                 -> cancel prefill, judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 504 request_timeout, settle failed
+        "#]],
     );
 }
 
 #[test]
 fn the_gateway_drains_before_the_hand_off_passes() {
     check(
-        &["placed read", "head decode", "drain"],
+        &["placed moriio-write", "head decode", "drain"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        head decode              -> nothing
-        drain                    -> cancel decode, judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, fail 503 draining, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            head decode              -> nothing
+            drain                    -> cancel decode, judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, fail 503 draining, settle failed
+        "#]],
     );
 }

@@ -83,12 +83,12 @@ fn both_legs_at_once_and_the_stream_stops() {
 #[test]
 fn the_hand_off_has_passed_and_nothing_comes() {
     check_retried(
-        &["placed read", "answered over", "silent decode"],
+        &["placed moriio-write", "answered over", "silent decode"],
         expect![[r#"
-        placed read              -> send prefill, send decode
-        answered over            -> judge prefill good, free prefill
-        silent decode            -> cancel decode, judge decode bad, free decode, fail 504 pd_decode_watchdog, settle failed
-    "#]],
+            placed moriio-write      -> send prefill, send decode
+            answered over            -> judge prefill good, free prefill
+            silent decode            -> cancel decode, judge decode bad, free decode, fail 504 pd_decode_watchdog, settle failed
+        "#]],
     );
 }
 

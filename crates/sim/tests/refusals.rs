@@ -245,3 +245,45 @@ async fn what_is_not_json_and_what_is_not_there() {
     assert_eq!(wrong.status, 400);
     assert_eq!(engine.role(), Role::Whole);
 }
+
+#[tokio::test]
+async fn messages_are_refused_in_anthropics_shape_but_for_their_schema() {
+    for (dialect, kind) in [(Dialect::Vllm, "BadRequestError"), (Dialect::Sglang, "invalid_request_error")] {
+        let fleet = fleet(dialect).await;
+        let whole = &fleet.engines()[2];
+        let body = json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]});
+        let reply = post(whole, "/v1/messages", &with(&body, json!({"temperature": -1.0}))).await;
+        assert_eq!((reply.status, &reply.json()["type"]), (400, &json!("error")), "{}", reply.body);
+        assert_eq!(reply.json()["error"]["type"], kind, "{}", reply.body);
+        let reply = post(whole, "/v1/messages", &with(&body, json!({"max_tokens": "x"}))).await;
+        assert_eq!((reply.status, &reply.json()["type"] == "error"), (400, false), "{}", reply.body);
+    }
+}
+
+#[tokio::test]
+async fn vllm_wants_a_thinking_budget_below_the_cap_except_on_a_prefill_leg() {
+    let fleet = fleet(Dialect::Vllm).await;
+    let body = json!({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}],
+                      "thinking": {"type": "enabled", "budget_tokens": 1024}});
+    let reply = post(&fleet.engines()[0], "/v1/messages", &body).await;
+    assert!(reply.status == 400 && reply.message().contains("budget_tokens"), "{}", reply.body);
+    let tag = json!({"kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false}});
+    let reply = post(&fleet.engines()[0], "/v1/messages", &with(&body, tag)).await;
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let params = reply.json()["kv_transfer_params"].clone();
+    let decode = with(&body, json!({"max_tokens": 2000, "kv_transfer_params": params}));
+    assert_eq!(post(&fleet.engines()[1], "/v1/messages", &decode).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_count_of_tokens_needs_no_room_and_a_ranking_does() {
+    let fleet = fleet(Dialect::Sglang).await;
+    let prefill = &fleet.engines()[0];
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "one two three"}]});
+    let reply = post(prefill, "/v1/messages/count_tokens", &body).await;
+    assert!(reply.status == 200 && reply.json()["input_tokens"].as_u64() > Some(3), "{}", reply.body);
+    let ranking = json!({"query": "fish", "documents": ["a", "b"]});
+    let reply = post(prefill, "/v1/rerank", &ranking).await;
+    assert!(reply.status == 400 && reply.message().contains("without bootstrap room id"), "{}", reply.body);
+    assert_eq!(post(&fleet.engines()[2], "/v1/rerank", &ranking).await.json().as_array().unwrap().len(), 2);
+}

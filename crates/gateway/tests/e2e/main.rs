@@ -6,6 +6,7 @@
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
 
 mod admission;
+mod apis;
 mod edge;
 mod fan;
 mod faults;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::engine::sequence::{Ask, Part, RemoteKv};
 use crate::engine::spec::{Dialect, EngineSpec, Role};
 use crate::serve::json::Members;
-use crate::serve::refusal::Refusal;
+use crate::serve::refusal::{Problem, Refusal};
 use crate::serve::wish::{Api, Choice, Documents, Limits, Wish, chat_prompt, read_prompts};
 use crate::text::Prompt;
 
@@ -67,6 +67,7 @@ pub fn parse(
 ) -> Result<Parsed, Box<Refused>> {
     let members = Members { dialect: Dialect::Vllm, body };
     let fields = read_fields(api, &members)?;
+    check_thinking(api, &fields, &members)?;
     let (mut prompts, listed, documents) = read_input(api, &members)?;
     let remote = fields.kv.as_ref().filter(|kv| is_set(kv, "do_remote_prefill")).map(RemoteKv::parse);
     let kept = remote.clone();
@@ -124,6 +125,19 @@ fn read_fields(api: Api, members: &Members<'_>) -> Result<Fields, Refusal> {
 
 /// Prompts, whether they came as a list, and what a rerank request ranks.
 pub type Read = (Vec<std::sync::Arc<Prompt>>, bool, Documents);
+
+/// A thinking budget fits below the cap, except on a prefill leg, which has no use for one.
+fn check_thinking(api: Api, fields: &Fields, members: &Members<'_>) -> Result<(), Refusal> {
+    let Some(thinking) = members.object("thinking")?.filter(|_| api == Api::Messages) else { return Ok(()) };
+    let budget = thinking.get("budget_tokens").and_then(Value::as_i64);
+    let tagged = fields.kv.as_ref().is_some_and(|kv| is_set(kv, "do_remote_decode"));
+    if !tagged && budget.zip(fields.max_tokens).is_some_and(|(budget, most)| budget >= most) {
+        let input = "{...}";
+        let text = "Value error, thinking.budget_tokens must be less than max_tokens";
+        return Err(Refusal::schema(Dialect::Vllm, "", &Problem { kind: "value_error", text, input }));
+    }
+    Ok(())
+}
 
 fn read_input(api: Api, members: &Members<'_>) -> Result<Read, Refusal> {
     let prompt = match api {

@@ -53,7 +53,7 @@ async fn both_legs_of_sglang_meet_in_one_room_and_say_the_same() {
         let leg = prefill.json();
         assert!(leg["bootstrap_room"].is_u64() && leg["bootstrap_port"].is_u64(), "{leg}");
         let sent = body().to_string();
-        assert!(prefill.body.starts_with(sent[..sent.len() - 1].as_bytes()), "{leg}");
+        assert!(prefill.body.starts_with(&sent.as_bytes()[..sent.len() - 1]), "{leg}");
         assert_eq!(reply.header("x-smg-routed-worker-id"), house.url(1));
     }
     let stats = house.stats().await;

@@ -139,11 +139,12 @@ pub struct Has {
     pub thinking: bool,
 }
 
-/// Members that belong to the gateway on every leg (vLLM 0.33, SGLang 0.5.23, TensorRT-LLM).
-pub const OWNED: [&str; 9] = [
+/// Members that belong to the gateway on every leg (vLLM 0.33, SGLang 0.5.23, TensorRT-LLM, Neuron).
+pub const OWNED: [&str; 10] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "disaggregated_params",
+    "disagg_prefill_resp",
     "routed_dp_rank",
     "data_parallel_rank",
     "disagg_prefill_dp_rank",

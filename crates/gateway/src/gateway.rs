@@ -74,6 +74,7 @@ impl Gateway {
         entrance: Arc<Entrance>,
         clock: Clock,
     ) -> Gateway {
+        let handoff = registry.settings().handoff.clone();
         let policy = |p: config::PolicyName| Policy::new(policy_name(p));
         let legwise = Legwise {
             prefill: policy(config.prefill_policy()),
@@ -84,7 +85,7 @@ impl Gateway {
             registry,
             telemetry,
             strategy: Strategy::Legwise(legwise),
-            rules: rules(config),
+            rules: rules(config, handoff),
             timeouts: Timeouts {
                 header_read: config.timeouts.header_read,
                 idle_connection: config.timeouts.idle_connection,
@@ -148,7 +149,7 @@ pub fn admission_rule(config: &Config, cores: usize) -> AdmissionRule {
     }
 }
 
-fn rules(config: &Config) -> Rules {
+fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
     let retry = &config.retry;
     let answer_max = config.limits.max_buffered_prefill_answer_bytes.get();
     Rules {
@@ -179,7 +180,7 @@ fn rules(config: &Config) -> Rules {
             max_idle_per_worker: config.limits.upstream_max_idle_per_worker,
             connect_timeout: config.timeouts.connect,
         },
-        handoff: handoff::Rules::default(),
+        handoff,
     }
 }
 

@@ -152,7 +152,9 @@ impl Watch {
         let asked = self.registry.clock().now();
         let spec = &worker.spec;
         let mut facts = detect::describe(&target(worker, checks), spec.engine, spec.role).await?;
-        if let Some(url) = handoff::engine_ids_url(&spec.worker("", Some(&facts))) {
+        if let Some(url) =
+            handoff::engine_ids_url(&spec.worker("", Some(&facts)), &self.registry.settings().handoff)
+        {
             facts.kv_engine_ids = engine_ids(worker, &url).await;
         }
         self.registry.described(self.slot, worker.revision, facts);
@@ -215,7 +217,8 @@ impl Watch {
 /// Asks a worker again for what a restart changes.
 pub(crate) async fn ask_again(registry: &Registry, worker: &Watched) {
     let slot = worker.seat.slot;
-    let url = registry.fleet().seat(slot).and_then(|seat| handoff::engine_ids_url(&seat.worker));
+    let rules = &registry.settings().handoff;
+    let url = registry.fleet().seat(slot).and_then(|seat| handoff::engine_ids_url(&seat.worker, rules));
     let Some(url) = url else { return };
     let asked = registry.clock().now();
     let ids = engine_ids(worker, &url).await;

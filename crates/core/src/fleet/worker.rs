@@ -89,6 +89,10 @@ pub enum Connector {
     Moriio,
     /// KV goes through a store; nothing is tagged, what comes back is relayed.
     Store,
+    /// AIBrix's `shfs`: NIXL's protocol, with the prefill's address as the pod's.
+    Shfs,
+    /// AIBrix's `nixl`, which is Neuron's: the prefill's whole answer goes to the decode.
+    Neuron,
 }
 
 impl Connector {
@@ -104,6 +108,14 @@ impl Connector {
         }
     }
 
+    /// By AIBrix's name for it, in whatever case.
+    pub fn from_aibrix(name: &str) -> Option<Connector> {
+        let known =
+            [("shfs", Connector::Shfs), ("nixl", Connector::Neuron), ("mooncake", Connector::Mooncake)];
+        let found = known.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
+        found.map(|(_, connector)| connector)
+    }
+
     /// The `mode` of `smg_pd_kv_connector_mode_total`.
     pub fn mode(&self) -> &'static str {
         match self {
@@ -112,6 +124,8 @@ impl Connector {
             Connector::Mooncake => "mooncake",
             Connector::Moriio => "moriio",
             Connector::Store => "store",
+            Connector::Shfs => "shfs",
+            Connector::Neuron => "neuron",
         }
     }
 }
@@ -204,8 +218,10 @@ impl Worker {
         }
     }
 
-    pub fn connector(&self) -> Connector {
-        self.kv_connector.as_deref().map(Connector::from_name).unwrap_or_default()
+    /// The connector that the worker was registered with, by its name or by AIBrix's label. `None`: with none.
+    pub fn connector(&self) -> Option<Connector> {
+        let named = self.kv_connector.as_deref().map(Connector::from_name);
+        named.or_else(|| self.label("model.aibrix.ai/kv-connector-type").and_then(Connector::from_aibrix))
     }
 
     /// A label, trimmed; an empty one counts as absent.

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use super::{Edits, mooncake, moriio, nixl};
+use super::{Edits, mooncake, moriio, neuron, nixl, shfs};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
 use crate::fleet::Worker;
@@ -27,6 +27,10 @@ pub enum Deliver {
     /// Mooncake: the gateway tells the decode what this prefill would not; of the answer only its ending
     /// counts.
     Mooncake(mooncake::Due),
+    /// AIBrix's `shfs`: what the prefill returns is relayed with the prefill's address in it.
+    Shfs { host: String },
+    /// Neuron: the whole of the answer goes to the decode.
+    Neuron,
     /// SGLang's `/generate`: the prompt's log probabilities, which are put in front of the decode's.
     Logprobs,
 }
@@ -58,6 +62,8 @@ impl Deliver {
             Deliver::Nothing => Reading::nothing(HandoffResult::None, None),
             Deliver::Nixl => nixl::read(params(read())),
             Deliver::Moriio(due) => due.read(params(read())),
+            Deliver::Shfs { host } => shfs::read(params(read()), host, limits),
+            Deliver::Neuron => neuron::read(read().as_ref()),
             Deliver::Relay => relayed(params(read())),
             Deliver::Mooncake(due) => due.read(read().as_ref(), prefill),
             Deliver::Logprobs => {

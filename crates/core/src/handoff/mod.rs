@@ -14,14 +14,18 @@ mod finish;
 mod mint;
 mod mooncake;
 mod moriio;
+mod neuron;
 mod nixl;
 mod passthrough;
+mod rules;
 mod sglang;
 mod shape;
+mod shfs;
 
 pub use deliver::{Deliver, Reading};
 pub use mint::Mint;
 pub use mooncake::engine_ids;
+pub use rules::Rules;
 
 use crate::ask::Ask;
 use crate::body::Edit;
@@ -66,26 +70,24 @@ pub enum Pair<'a> {
     },
 }
 
-/// What plans are made by, the same for every request.
-#[derive(Clone, Debug, Default)]
-pub struct Rules {}
-
 /// The plan for this request on these workers.
 ///
 /// # Errors
 /// These workers cannot serve this request, and no leg must be sent.
-pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> Result<Plan, Fault> {
+pub fn plan(pair: Pair<'_>, ask: &Ask, rules: &Rules, mint: &mut Mint<'_>) -> Result<Plan, Fault> {
     let mut plan = match pair {
         Pair::Whole(worker) => alone::plan(LegName::Whole, worker, ask, mint),
         Pair::Prefill(worker) => alone::plan(LegName::Prefill, worker, ask, mint),
         Pair::Legs { prefill, decode } if is_moriio(prefill) || is_moriio(decode) => {
             moriio::plan(prefill, decode, ask, mint)?
         }
-        Pair::Legs { prefill, decode } => match (prefill.engine, prefill.connector()) {
+        Pair::Legs { prefill, decode } => match (prefill.engine, rules.connector(prefill)) {
             (Engine::Vllm | Engine::Generic | Engine::Trtllm, _) if !ask.api.generates() => {
                 alone::plan(LegName::Decode, decode, ask, mint)
             }
             (Engine::Vllm, Connector::Nixl) => nixl::plan(ask, mint),
+            (Engine::Vllm, Connector::Shfs) => shfs::plan(prefill, ask, mint),
+            (Engine::Vllm, Connector::Neuron) => neuron::plan(ask, mint),
             (Engine::Vllm, Connector::Mooncake) => mooncake::plan(prefill, ask, mint),
             (Engine::Vllm | Engine::Generic | Engine::Trtllm, connector) => {
                 passthrough::plan(&connector, ask, mint)
@@ -101,7 +103,7 @@ pub fn plan(pair: Pair<'_>, ask: &Ask, _rules: &Rules, mint: &mut Mint<'_>) -> R
 
 /// A decode of this kind never goes without its hand-off, whatever the prefill is (page, "MoRI-IO").
 fn is_moriio(worker: &Worker) -> bool {
-    worker.engine == Engine::Vllm && worker.connector() == Connector::Moriio
+    worker.engine == Engine::Vllm && worker.connector() == Some(Connector::Moriio)
 }
 
 impl Plan {
@@ -135,9 +137,9 @@ impl Plan {
 
 /// Where a prefill worker tells the ids of its running engines, if its hand-off needs them: a URL that
 /// answers [`engine_ids`].
-pub fn engine_ids_url(worker: &Worker) -> Option<String> {
+pub fn engine_ids_url(worker: &Worker, rules: &Rules) -> Option<String> {
     let needs = worker.role == Role::Prefill && worker.engine == Engine::Vllm;
-    (needs && worker.connector() == Connector::Mooncake)
+    (needs && rules.connector(worker) == Connector::Mooncake)
         .then(|| format!("{}/query", mooncake::bootstrap(worker)))
 }
 

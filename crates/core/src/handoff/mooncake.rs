@@ -34,11 +34,15 @@ pub fn plan(prefill: &Worker, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
     if !hands_over(ask) {
         return plan;
     }
-    plan.prefill.clone_from(&plan.decode);
-    shape::one_token(ask, &mut plan.prefill);
     let rank = rank(prefill, mint);
     let source = Source { live: prefill.kv_engine_ids.is_some(), rank };
     let tagged = source.engine(prefill).is_some();
+    if !tagged && ask.has.thinking {
+        // A leg without a tag is refused for a thinking budget above its cap, see passthrough.rs.
+        return plan;
+    }
+    plan.prefill.clone_from(&plan.decode);
+    shape::one_token(ask, &mut plan.prefill);
     let transfer = tagged.then(|| format!("xfer-{}", mint.dashed_uuid7()));
     if let Some(id) = &transfer {
         plan.ranks[Leg::Prefill as usize] = rank;

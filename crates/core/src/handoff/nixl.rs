@@ -76,7 +76,7 @@ fn is_mistaken(ask: &Ask) -> bool {
 ///
 /// # Errors
 /// What is wrong with it, in words for the log.
-fn check(params: &[u8]) -> Result<(), &'static str> {
+pub(super) fn check(params: &[u8]) -> Result<(), &'static str> {
     if scalar::kind(params) != scalar::Kind::Object {
         return Err("kv_transfer_params is not an object");
     }

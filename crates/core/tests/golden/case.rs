@@ -11,10 +11,10 @@
 //! ```
 //!
 //! Words about the workers count for both legs; `p.` and `d.` before a word limit it to the prefill or the
-//! decode. Anything after the path is the `X-Request-Id` of the client.
+//! decode; `setting.shfs` is the gateway's connector for workers that name none. Anything after the path is the `X-Request-Id` of the client.
 
 use baton_core::ask::Api;
-use baton_core::fleet::{Engine, Role, Worker};
+use baton_core::fleet::{Connector, Engine, Pod, Role, Worker};
 use baton_core::handoff::Rules;
 use bytes::Bytes;
 
@@ -95,6 +95,9 @@ impl Cast {
             match (word, word.split_once('.')) {
                 ("whole", _) => (cast.alone, cast.answering.role) = (true, Role::Whole),
                 ("release", _) => cast.release = true,
+                (_, Some(("setting", name))) => {
+                    cast.rules.kv_connector = Some(Connector::from_aibrix(name).expect("AIBrix's name"));
+                }
                 (_, Some(("p", word))) => register(&mut cast.prefill, word),
                 (_, Some(("d", word))) => register(&mut cast.answering, word),
                 _ => {
@@ -112,6 +115,10 @@ fn register(worker: &mut Worker, word: &str) {
         None => worker.engine = Engine::parse(word).expect("an engine"),
         Some(("port", port)) => worker.bootstrap_port = Some(port.parse().unwrap()),
         Some(("connector", name)) => worker.kv_connector = Some(name.to_owned()),
+        Some(("pod", ip)) => worker.pod = Some(Pod { name: "pod".into(), ip: ip.into() }),
+        Some(("aibrix", name)) => {
+            drop(worker.labels.insert("model.aibrix.ai/kv-connector-type".into(), name.to_owned()));
+        }
         Some(("engine-id", id)) => worker.kv_engine_id = Some(id.to_owned()),
         // As the engine's own bootstrap server tells them, rank by rank.
         Some(("live", list)) => {

@@ -144,6 +144,8 @@ fn say(plan: &Plan) -> String {
             ", the answer is checked, also against what the decode was told"
         }
         Deliver::Moriio(_) => ", the answer must be right",
+        Deliver::Shfs { .. } => ", the answer is relayed with the prefill's address",
+        Deliver::Neuron => ", the whole answer is relayed",
         Deliver::Mooncake(_) if plan.deliver.quotes_engine() => {
             ", the engine is asked again if it may be new"
         }
@@ -223,6 +225,11 @@ fn vllm_mooncake() {
 #[test]
 fn vllm_moriio() {
     check("moriio.txt");
+}
+
+#[test]
+fn vllm_in_aibrix_words() {
+    check("aibrix.txt");
 }
 
 #[test]

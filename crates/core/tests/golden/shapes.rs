@@ -78,11 +78,18 @@ fn kinds() -> Vec<Kind> {
         },
         tags,
     };
+    let aibrix = |name: &str, tags| {
+        let mut kind = kind(Engine::Vllm, None, tags);
+        kind.prefill.labels.insert("model.aibrix.ai/kv-connector-type".into(), name.into());
+        kind
+    };
     vec![
         kind(Engine::Sglang, None, [&[], &[]]),
         kind(Engine::Vllm, Some("NixlConnector"), [PARAMS, &[]]),
         kind(Engine::Vllm, Some("MooncakeConnector"), [PARAMS, &[]]),
         kind(Engine::Vllm, Some("MoRIIOConnector"), [PARAMS, &[]]),
+        aibrix("shfs", [PARAMS, &[]]),
+        aibrix("nixl", [&[], &[]]),
         kind(Engine::Vllm, Some("MooncakeStoreConnector"), [&[], &[]]),
         kind(Engine::Vllm, None, [&[], &[]]),
         kind(Engine::Generic, None, [&[], &[]]),

@@ -189,7 +189,7 @@ fn served(policy: PolicyName) -> bool {
 /// What was given and does nothing.
 pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
     let base = Config::default();
-    let mut warnings = Vec::new();
+    let mut warnings = sources.unused.clone();
     for setting in settings().filter(|setting| sources.given(setting.flag)) {
         if let Effect::Later(part) = setting.note.effect
             && setting.value(config) != setting.value(&base)

@@ -30,12 +30,12 @@ use serde_json::Value;
 
 pub use error::ConfigError;
 pub use groups::{
-    Admission, Affinity, Auth, Breaker, Cors, Discovery, Health, Limits, Load, Log, Metrics, Policy, Retry,
-    Server, Timeouts, Tls, Trace, Workers,
+    Admission, Affinity, Auth, Breaker, Cors, Discovery, Handoff, Health, Limits, Load, Log, Metrics, Policy,
+    Retry, Server, Timeouts, Tls, Trace, Workers,
 };
 pub use value::{
-    AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvIndex, Leg,
-    LoadMetric, LogLevel, PairingMode, PolicyName, Secret, WorkerUrl,
+    AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvConnectorType,
+    KvIndex, Leg, LoadMetric, LogLevel, PairingMode, PolicyName, Secret, WorkerUrl,
 };
 
 use setting::{Setting, Shape};
@@ -58,6 +58,7 @@ pub struct Config {
     pub metrics: Metrics,
     pub log: Log,
     pub trace: Trace,
+    pub handoff: Handoff,
     pub discovery: Discovery,
     pub load: Load,
     pub affinity: Affinity,
@@ -81,6 +82,7 @@ pub fn settings() -> impl Iterator<Item = &'static Setting> {
         Metrics::SETTINGS,
         Log::SETTINGS,
         Trace::SETTINGS,
+        Handoff::SETTINGS,
         Discovery::SETTINGS,
         Load::SETTINGS,
         Affinity::SETTINGS,
@@ -128,12 +130,16 @@ struct Given {
 
 /// The source of every value that is not a default, by flag.
 #[derive(Clone, Debug, Default)]
-pub struct Sources(BTreeMap<&'static str, Source>);
+pub struct Sources {
+    by_flag: BTreeMap<&'static str, Source>,
+    /// What was given and could not be used, one sentence each.
+    unused: Vec<String>,
+}
 
 impl Sources {
     /// Where the value of this flag (without dashes) comes from.
     pub fn of(&self, flag: &str) -> Source {
-        self.0.get(flag).cloned().unwrap_or(Source::Default)
+        self.by_flag.get(flag).cloned().unwrap_or(Source::Default)
     }
 
     fn name(&self, flag: &str) -> String {
@@ -141,7 +147,7 @@ impl Sources {
     }
 
     fn given(&self, flag: &str) -> bool {
-        self.0.contains_key(flag)
+        self.by_flag.contains_key(flag)
     }
 }
 
@@ -181,9 +187,15 @@ impl Config {
                 .or_else(|| from_environment(setting, env))
                 .or_else(|| in_file.remove(setting.flag));
             if let Some(given) = given {
-                (setting.store)(&mut config, &given.items)
-                    .map_err(|reason| ConfigError::bad_value(setting, &given, reason))?;
-                sources.0.insert(setting.flag, given.source);
+                match (setting.store)(&mut config, &given.items) {
+                    Ok(()) => drop(sources.by_flag.insert(setting.flag, given.source)),
+                    Err(reason) if setting.forgives(&given.source) => sources.unused.push(format!(
+                        "{} {}: {reason}; the default is used",
+                        given.source.name(setting.flag),
+                        given.items.join(" ")
+                    )),
+                    Err(reason) => return Err(ConfigError::bad_value(setting, &given, reason)),
+                }
             }
         }
         check::check(&config, &sources)?;

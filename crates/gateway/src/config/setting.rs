@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::Config;
+use super::{Config, Source};
 
 /// How a setting appears on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +42,12 @@ pub enum Effect {
 pub struct Note {
     pub aliases: &'static [&'static str],
     pub env: Option<&'static str>,
+    /// A value of `env` that nobody knows is a warning and leaves the default, as AIBrix reads it.
+    pub lenient: bool,
     pub effect: Effect,
 }
 
-pub const NOTE: Note = Note { aliases: &[], env: None, effect: Effect::Now };
+pub const NOTE: Note = Note { aliases: &[], env: None, lenient: false, effect: Effect::Now };
 
 impl Note {
     pub const fn alias(self, aliases: &'static [&'static str]) -> Note {
@@ -54,6 +56,10 @@ impl Note {
 
     pub const fn env(self, name: &'static str) -> Note {
         Note { env: Some(name), ..self }
+    }
+
+    pub const fn lenient(self) -> Note {
+        Note { lenient: true, ..self }
     }
 
     pub const fn later(self, part: &'static str) -> Note {
@@ -97,6 +103,12 @@ impl Setting {
     pub fn environment(&self) -> Vec<String> {
         let own = format!("BATON_{}", self.flag.to_uppercase().replace('-', "_"));
         std::iter::once(own).chain(self.note.env.map(String::from)).collect()
+    }
+
+    /// Is a value from there that cannot be used only a warning?
+    pub(super) fn forgives(&self, source: &Source) -> bool {
+        let foreign = |name: &String| self.note.env == Some(name.as_str());
+        self.note.lenient && matches!(source, Source::Environment(name) if foreign(name))
     }
 
     /// The default, as JSON.

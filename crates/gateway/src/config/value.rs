@@ -289,6 +289,14 @@ words! {
         Strict = "strict",
     }
 
+    /// AIBrix's names for how a vLLM prefill hands over.
+    KvConnectorType {
+        Shfs = "shfs",
+        /// Neuron's.
+        Nixl = "nixl",
+        Mooncake = "mooncake",
+    }
+
     /// What `power_of_two` compares.
     LoadMetric {
         ExpectedWait = "expected_wait",

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use baton_core::fleet::{HealthRule, PairingMode};
+use baton_core::fleet::{Connector, HealthRule, PairingMode};
+use baton_core::handoff;
 
 use super::spec::Spec;
 use crate::clock::Clock;
@@ -27,6 +28,8 @@ pub struct Settings {
     pub jobs_waiting: usize,
     /// Remove workers that failed. SMG `--remove-unhealthy-workers`.
     pub remove_failed: bool,
+    /// Which workers are asked for what their hand-off needs.
+    pub handoff: handoff::Rules,
     pub clock: Clock,
     /// Seeds the spread of health checks.
     pub seed: u64,
@@ -89,8 +92,14 @@ impl Settings {
             jobs_at_once: config.limits.job_queue_concurrency.get(),
             jobs_waiting: config.limits.job_queue_capacity.get(),
             remove_failed: config.health.remove_unhealthy_workers.unwrap_or(false),
+            handoff: handoff_rules(config),
             clock,
             seed,
         }
     }
+}
+
+fn handoff_rules(config: &Config) -> handoff::Rules {
+    let named = config.handoff.kv_connector_type.map(config::KvConnectorType::as_str);
+    handoff::Rules { kv_connector: named.and_then(Connector::from_aibrix) }
 }

@@ -24,7 +24,7 @@ impl<'a> Side<'a> {
     /// # Errors
     /// What is wrong with the worker, for the log.
     fn of(worker: &'a Worker) -> Result<Side<'a>, String> {
-        if worker.connector() != Connector::Moriio {
+        if worker.connector() != Some(Connector::Moriio) {
             return Err("it is no MoRIIOConnector worker".to_owned());
         }
         let size = worker.dp_size.map_or_else(|| number(worker, "dp_size", 1), Ok)?;

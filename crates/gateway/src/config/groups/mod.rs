@@ -1,6 +1,7 @@
 //! The settings themselves, one file for each part of the gateway.
 
 mod discovery;
+mod handoff;
 mod policy;
 mod resilience;
 mod server;
@@ -8,6 +9,7 @@ mod telemetry;
 mod workers;
 
 pub use discovery::Discovery;
+pub use handoff::Handoff;
 pub use policy::{Affinity, Load, Policy};
 pub use resilience::{Admission, Breaker, Health, Retry};
 pub use server::{Auth, Cors, Limits, Server, Timeouts, Tls};

@@ -1,6 +1,6 @@
 //! Which of several places wins, and how it is named.
 
-use super::super::Source;
+use super::super::{KvConnectorType, Source};
 use super::{Scratch, load, load_with};
 
 #[test]
@@ -97,4 +97,21 @@ fn described_as_json() {
     assert_eq!(described["workers"]["prefill"][0], "http://a:1 9");
     assert_eq!(described["timeouts"]["upstream_pool_idle_timeout_secs"], 3);
     assert_eq!(described["auth"]["api_key"], serde_json::Value::Null);
+}
+
+#[test]
+fn aibrixs_variables_forgive_a_word_that_nobody_knows() {
+    let aibrix = |value| load_with("", &[("AIBRIX_KV_CONNECTOR_TYPE", value)]).unwrap();
+    let known = aibrix("nixl");
+    assert_eq!(known.config.handoff.kv_connector_type, Some(KvConnectorType::Nixl));
+    assert_eq!(known.sources.of("kv-connector-type"), Source::Environment("AIBRIX_KV_CONNECTOR_TYPE".into()));
+    assert!(known.warnings().is_empty());
+    let unknown = aibrix("nfs");
+    assert_eq!(unknown.config.handoff.kv_connector_type, None);
+    assert_eq!(unknown.sources.of("kv-connector-type"), Source::Default);
+    assert!(
+        unknown.warnings()[0]
+            .starts_with("AIBRIX_KV_CONNECTOR_TYPE nfs: must be one of shfs, nixl, mooncake")
+    );
+    assert!(load_with("", &[("BATON_KV_CONNECTOR_TYPE", "nfs")]).is_err(), "Baton's own does not");
 }

@@ -3,6 +3,7 @@
 //! Metrics, the access log line and the trace span are made from this one value, in one place of the
 //! shell; nothing else counts anything about a request.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::ask::Api;
@@ -98,7 +99,7 @@ pub struct Record {
     /// record.
     pub part: bool,
     pub method: &'static str,
-    pub path: String,
+    pub path: Cow<'static, str>,
     pub model: Option<String>,
     pub stream: bool,
     pub outcome: Outcome,

@@ -3,6 +3,7 @@
 //! It decides nothing about a request: `baton-core` does, and this crate carries it out. ARCHITECTURE.md
 //! tells a request's way through it.
 
+mod alarm;
 pub mod clock;
 pub mod config;
 pub mod discovery;

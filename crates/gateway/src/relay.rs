@@ -8,8 +8,6 @@
 //! API's own form.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -19,7 +17,6 @@ use baton_core::fault::{Fault, Shape};
 use baton_core::sse::{Flavour, SseWatch, usage_of_answer};
 use baton_core::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
-use tokio::time::Sleep;
 
 use crate::clock::Clock;
 use crate::drive::Drive;
@@ -58,7 +55,6 @@ pub struct Relay {
     shape: Shape,
     left: Option<u64>,
     keepalive: Option<Duration>,
-    silence: Option<Pin<Box<Sleep>>>,
     heard: Instant,
     over: bool,
     /// What ends an answer whose form has no room for an error, once the bytes before it are out.
@@ -98,7 +94,6 @@ impl Relay {
             shape: form.shape,
             left: form.length,
             keepalive: form.keepalive.filter(|_| form.is_stream),
-            silence: None,
             heard: clock.now(),
             over: false,
             break_off: None,
@@ -186,21 +181,16 @@ impl Relay {
         }
         let Some(every) = self.keepalive else { return Poll::Pending };
         loop {
-            let due = self.clock.timer(self.heard.after(every));
-            let silence = self.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
-            if silence.as_mut().poll(cx).is_pending() {
+            if self.drive.poll_alarm(self.heard.after(every), cx).is_pending() {
                 return Poll::Pending;
             }
-            self.silence = None;
-            if self.clock.now().since(self.heard) >= every {
-                self.heard = self.clock.now();
-                if self.at_boundary() {
-                    let alive: &[u8] = match self.shape {
-                        Shape::OpenAi => b": keep-alive\n\n",
-                        Shape::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
-                    };
-                    return Poll::Ready(Some(Ok(Bytes::from_static(alive))));
-                }
+            self.heard = self.clock.now();
+            if self.at_boundary() {
+                let alive: &[u8] = match self.shape {
+                    Shape::OpenAi => b": keep-alive\n\n",
+                    Shape::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
+                };
+                return Poll::Ready(Some(Ok(Bytes::from_static(alive))));
             }
         }
     }

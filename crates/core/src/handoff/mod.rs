@@ -43,7 +43,7 @@ pub struct Plan {
     pub course: Course,
     /// Edits of the client's body for the prefill leg. Unused by a single plan.
     pub prefill: Edits,
-    /// Edits of the client's body for the answering leg, before the prefill's answer adds its own.
+    /// Edits of the client's body for the answering leg, to which the prefill's answer adds its own.
     pub decode: Edits,
     pub deliver: Deliver,
     /// The id both engines get in `X-Request-Id`, so that their logs can be told together.

@@ -50,17 +50,15 @@ impl Drive {
             return self.gateway.telemetry.background().released(LegEnd::Dropped);
         };
         let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else { return };
-        let now = self.lane.clock.now();
+        let now = self.now;
         let avoid = self.record.decode.as_ref().map_or("", |w| w.id.as_str());
         let fleet = self.gateway.registry.fleet();
         let Some(taken) = place::partner(&fleet, &prefill.id, avoid, now, &mut self.dice) else {
             self.gateway.telemetry.background().released(LegEnd::Dropped);
             return;
         };
-        let mut edits = plan.decode.clone();
-        edits.extend(self.derived.iter().cloned());
         let request = self.request(
-            &handoff::release_edits(&self.ask, &edits),
+            &handoff::release_edits(&self.ask, &plan.decode),
             &plan.request_id,
             handoff::rank(&taken.seat.worker),
         );
@@ -79,7 +77,7 @@ impl Drive {
     }
 
     fn judge(&self, taken: &Taken, verdict: Verdict) {
-        taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.lane.clock.now());
+        taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);
     }
 
     /// A place in the background, if there is one and the runtime still runs.

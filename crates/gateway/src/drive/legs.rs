@@ -23,7 +23,8 @@ pub(super) struct Held {
 
 impl Drive {
     pub(super) fn send(&mut self, leg: Leg) {
-        let now = self.lane.clock.now();
+        self.now = self.lane.clock.now();
+        let now = self.now;
         let (Some(plan), Some(taken)) = (&self.plan, &self.taken[leg as usize]) else { return };
         let max_bytes = self.gateway.rules.exchange.prefill_answer_max_bytes;
         let want = match leg {
@@ -34,12 +35,7 @@ impl Drive {
         let rank = plan.ranks[leg as usize];
         let request = match leg {
             Leg::Prefill => self.request(&plan.prefill, &plan.request_id, rank),
-            Leg::Decode if self.derived.is_empty() => self.request(&plan.decode, &plan.request_id, rank),
-            Leg::Decode => {
-                let mut edits = plan.decode.clone();
-                edits.extend(self.derived.iter().cloned());
-                self.request(&edits, &plan.request_id, rank)
-            }
+            Leg::Decode => self.request(&plan.decode, &plan.request_id, rank),
         };
         let moments = &mut self.record.moments;
         match leg {
@@ -87,7 +83,7 @@ impl Drive {
 
     /// What a leg's event means for the exchange.
     pub(super) fn told_by(&mut self, leg: Leg, event: LegEvent) -> Event {
-        let now = self.lane.clock.now();
+        let now = self.now;
         match event {
             LegEvent::Head(head) => {
                 match leg {
@@ -102,8 +98,8 @@ impl Drive {
             }
             LegEvent::Answer(answer) => {
                 self.record.moments.prefill_done = Some(now);
-                let Some(plan) = &self.plan else { return Event::Ended(leg) };
                 let Some(prefill) = self.prefill_now() else { return Event::Ended(leg) };
+                let Some(plan) = &mut self.plan else { return Event::Ended(leg) };
                 let reading = plan.deliver.read(&answer, &prefill, &self.gateway.rules.answer);
                 if let Some(why) = reading.why {
                     let then = match reading.handed {
@@ -112,7 +108,8 @@ impl Drive {
                     };
                     tracing::warn!(worker = prefill.url, why, then, "no hand-off");
                 }
-                (self.derived, self.record.handoff) = (reading.edits, reading.result);
+                plan.decode.extend(reading.edits);
+                self.record.handoff = reading.result;
                 self.joint = reading.prompt.map(|prompt| Joint::new(prompt, self.ask.stream));
                 Event::Answered(reading.handed)
             }

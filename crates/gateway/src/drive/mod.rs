@@ -23,14 +23,18 @@ use baton_core::body::Envelope;
 use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
-use baton_core::handoff::{self, Edits, Mint, Pair, Plan};
+use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
+use baton_core::time::Instant;
 use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
 use tokio::time::Sleep;
+use tracing::Span;
 
 use self::joint::Joint;
+use crate::alarm::Alarm;
+use crate::edge::client::Line;
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
@@ -55,6 +59,8 @@ pub struct Entry {
     pub record: Record,
     /// `None`: a part of a request, which holds the place for all its parts.
     pub permit: Option<Permit>,
+    /// The client's connection; `None` for a part of a request.
+    pub line: Option<Arc<Line>>,
 }
 
 /// One exchange under way.
@@ -67,15 +73,16 @@ pub struct Drive {
     body: Envelope,
     forward: Vec<(HeaderName, HeaderValue)>,
     plan: Option<Plan>,
-    /// Edits of the decode leg that the prefill's answer brought.
-    derived: Edits,
     /// What is put in front of the decode's own, in its answer.
     joint: Option<Joint>,
     taken: [Option<Taken>; 2],
     legs: [Option<upstream::Leg>; 2],
     held: Option<Held>,
     tried: SmallVec<[u32; 4]>,
-    deadline: Option<Pin<Box<Sleep>>>,
+    /// This moment: the last reading of the clock.
+    now: Instant,
+    deadline: Instant,
+    alarm: Alarm,
     backoff: Option<Pin<Box<Sleep>>>,
     /// Since when the request waits for room on a decode worker.
     place_in_line: Option<rooms::Place>,
@@ -86,6 +93,7 @@ pub struct Drive {
     pub(crate) record: Record,
     span: ExchangeSpan,
     _permit: Option<Permit>,
+    line: Option<Arc<Line>>,
 }
 
 impl Drive {
@@ -93,6 +101,11 @@ impl Drive {
         let rules = &gateway.rules;
         let exchange = Exchange::new(rules.retry.clone(), rules.exchange.request_timeout);
         let dice = lane.dice();
+        let now = entry.record.moments.admitted.unwrap_or_else(|| lane.clock.now());
+        let alarm = match &entry.line {
+            Some(line) => line.take_alarm(lane.clock),
+            None => Alarm::new(lane.clock),
+        };
         Box::new(Drive {
             exchange,
             dice,
@@ -100,13 +113,14 @@ impl Drive {
             body: entry.body,
             forward: entry.forward,
             plan: None,
-            derived: Edits::new(),
             joint: None,
             taken: [None, None],
             legs: [None, None],
             held: None,
             tried: SmallVec::new(),
-            deadline: None,
+            now,
+            deadline: now.after(rules.exchange.request_timeout),
+            alarm,
             backoff: None,
             place_in_line: None,
             patience: None,
@@ -116,6 +130,7 @@ impl Drive {
             span: ExchangeSpan::new(&entry.record.request_id, entry.record.method, &entry.record.path),
             record: entry.record,
             _permit: entry.permit,
+            line: entry.line,
             gateway,
             lane,
         })
@@ -141,8 +156,8 @@ impl Drive {
 
     /// Tells the exchange what happened and does what it says.
     fn on(&mut self, event: Event) {
-        let span = self.span.span().clone();
-        let _inside = span.enter();
+        let span = self.span.listened();
+        let _inside = span.as_ref().map(Span::enter);
         for action in self.exchange.on(event, &mut self.dice) {
             self.act(action);
         }
@@ -164,7 +179,7 @@ impl Drive {
             Action::Release => self.release(),
             Action::Judge(leg, verdict) => {
                 if let Some(taken) = &self.taken[leg as usize] {
-                    taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.lane.clock.now());
+                    taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);
                 }
             }
             Action::Free(leg) => {
@@ -200,7 +215,7 @@ impl Drive {
                 Some(place) => self.place_in_line = Some(place),
                 None => return self.pending.push_back(Event::QueueOver),
             }
-            self.record.moments.queued = Some(self.lane.clock.now());
+            self.record.moments.queued = Some(self.now);
             self.patience = Some(Box::pin(tokio::time::sleep(rooms.wait)));
         }
         self.backoff = Some(Box::pin(tokio::time::sleep(rooms::LOOK)));
@@ -236,7 +251,7 @@ impl Drive {
     }
 
     fn place(&mut self) -> Event {
-        let (gateway, now) = (self.gateway.clone(), self.lane.clock.now());
+        let (gateway, now) = (self.gateway.clone(), self.now);
         if self.place_in_line.is_none() {
             let (model, rooms) = (self.ask.model.as_deref(), place::rooms(&self.ask));
             if gateway.rooms.must_wait(model, rooms) {
@@ -250,7 +265,6 @@ impl Drive {
             Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
             Err(Miss::Full(fault)) => return Event::Full(fault),
         };
-        self.derived.clear();
         self.joint = None;
         (self.place_in_line, self.patience) = (None, None);
         let plan = match self.plan(&placement) {
@@ -311,7 +325,7 @@ impl Drive {
             Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
         };
         for taken in legs.iter().flatten() {
-            taken.seat.pulse.step_back(self.lane.clock.now());
+            taken.seat.pulse.step_back(self.now);
         }
         let url = |leg: &Option<Taken>| leg.as_ref().map_or(String::new(), |t| t.seat.worker.url.clone());
         let [prefill, decode] = &legs;
@@ -325,7 +339,7 @@ impl Drive {
     /// Another decode for the KV that the prefill holds, under the plan and the hand-off that are there.
     fn replace(&mut self) -> Event {
         let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
-        let (gateway, now) = (self.gateway.clone(), self.lane.clock.now());
+        let (gateway, now) = (self.gateway.clone(), self.now);
         let fleet = gateway.registry.fleet();
         let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
         let (Some(plan), Some(prefill)) = (&mut self.plan, &self.record.prefill) else {
@@ -351,13 +365,14 @@ impl Drive {
     /// The plan does without a prefill: the chosen one gets its place back, and its probe.
     fn forgo_prefill(&mut self) {
         if let Some(prefill) = self.taken[Leg::Prefill as usize].take() {
-            prefill.seat.pulse.step_back(self.lane.clock.now());
+            prefill.seat.pulse.step_back(self.now);
             self.record.prefill = None;
         }
     }
 
     /// The next thing that happens.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        self.now = self.lane.clock.now();
         if self.lane.is_stopping() {
             return Poll::Ready(Event::Drain);
         }
@@ -382,9 +397,12 @@ impl Drive {
             self.backoff = None;
             return Poll::Ready(Event::Resume);
         }
-        let timeout = self.gateway.rules.exchange.request_timeout;
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-        deadline.as_mut().poll(cx).map(|()| Event::Deadline)
+        self.alarm.poll(self.deadline, self.now, cx).map(|()| Event::Deadline)
+    }
+
+    /// Ready once `at` has come. Asked after [`Drive::poll_event`] had nothing to tell.
+    pub(crate) fn poll_alarm(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        self.alarm.poll(at, self.now, cx)
     }
 
     /// Pieces of the decode's body, once the answer has begun.
@@ -407,6 +425,7 @@ impl Drive {
     /// The answer's body ended, broke off, or was ended from outside. Returns what to tell the client if it
     /// was cut.
     pub(crate) fn relay_over(&mut self, event: Event) -> Option<Fault> {
+        self.now = self.lane.clock.now();
         self.on(event);
         self.told.take()
     }
@@ -414,7 +433,7 @@ impl Drive {
     fn settle(&mut self, outcome: Outcome) {
         let record = &mut self.record;
         record.outcome = outcome;
-        record.moments.ended = self.lane.clock.now();
+        record.moments.ended = self.now;
         record.status = match (outcome, &self.told) {
             (Outcome::ClientGone, _) if record.moments.first_byte.is_none() => Fault::ClientGone.status(),
             (Outcome::Failed, Some(fault)) => fault.status(),
@@ -442,7 +461,11 @@ impl Drop for Drive {
     /// Dropped before its end: the client left.
     fn drop(&mut self) {
         if !self.exchange.is_done() {
+            self.now = self.lane.clock.now();
             self.on(Event::ClientGone);
+        }
+        if let Some(line) = &self.line {
+            line.keep_alarm(std::mem::replace(&mut self.alarm, Alarm::new(self.lane.clock)));
         }
     }
 }

@@ -74,7 +74,7 @@ pub struct Served {
 
 impl Served {
     pub fn new(body: AnswerBody, line: Arc<Line>, clock: Clock) -> Served {
-        line.turn(Phase::Answering, clock.now());
+        line.work(Phase::Answering);
         Served { body, line, clock }
     }
 }

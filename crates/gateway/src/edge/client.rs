@@ -20,6 +20,9 @@ use tokio::net::TcpStream;
 use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 
+use crate::alarm::Alarm;
+use crate::clock::Clock;
+
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -48,6 +51,8 @@ pub struct Line {
     interim_ok: AtomicBool,
     doomed: AtomicBool,
     waker: Mutex<Option<Waker>>,
+    /// The timer of the request that is served; here between two requests.
+    alarm: Mutex<Option<Alarm>>,
 }
 
 impl Line {
@@ -63,6 +68,11 @@ impl Line {
     pub fn turn(&self, phase: Phase, now: Instant) {
         self.phase.store(phase as u8, Ordering::Relaxed);
         self.since_micros.store(now.as_micros(), Ordering::Relaxed);
+    }
+
+    /// A request is served now; nobody asks since when.
+    pub fn work(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
     pub fn since(&self) -> Instant {
@@ -86,6 +96,16 @@ impl Line {
 
     pub fn is_doomed(&self) -> bool {
         self.doomed.load(Ordering::Relaxed)
+    }
+
+    /// The connection's timer, for one request.
+    pub fn take_alarm(&self, clock: Clock) -> Alarm {
+        let kept = self.alarm.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept.unwrap_or_else(|| Alarm::new(clock))
+    }
+
+    pub fn keep_alarm(&self, alarm: Alarm) {
+        *self.alarm.lock().unwrap_or_else(PoisonError::into_inner) = Some(alarm);
     }
 
     pub fn wake(&self) {
@@ -120,7 +140,7 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 pub struct ClientIo {
     wire: ClientWire,
     line: Arc<Line>,
-    clock: crate::clock::Clock,
+    clock: Clock,
     /// Set once the input has ended in the middle of a request.
     half: Option<Pin<Box<Sleep>>>,
     /// How often a client that sends no more was looked at, and when to ask it next.
@@ -129,7 +149,7 @@ pub struct ClientIo {
 }
 
 impl ClientIo {
-    pub fn new(wire: ClientWire, line: Arc<Line>, clock: crate::clock::Clock) -> ClientIo {
+    pub fn new(wire: ClientWire, line: Arc<Line>, clock: Clock) -> ClientIo {
         line.flushed.store(true, Ordering::Relaxed);
         ClientIo { wire, line, clock, half: None, looks: 0, ask_at: 0 }
     }

@@ -1,5 +1,6 @@
 //! A request's way in: route, key, body, admission, driver; and the answer's way out.
 
+use std::borrow::Cow;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use baton_core::record::Record;
 use baton_core::sse::Flavour;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, header};
 use hyper::body::Incoming;
+use smallvec::SmallVec;
 
 use super::answer::{self, AnswerBody, Reply, Served};
 use super::client::{Line, Phase};
@@ -34,8 +36,16 @@ const FORWARDED: [&str; 6] = [
     "x-smg-routing-key",
 ];
 
+const DECODE: HeaderName = HeaderName::from_static("x-baton-decode");
+const PREFILL: HeaderName = HeaderName::from_static("x-baton-prefill");
+const ROUTED_WORKER: HeaderName = HeaderName::from_static("x-smg-routed-worker-id");
+const POD: HeaderName = HeaderName::from_static("target-pod");
+const POD_IP: HeaderName = HeaderName::from_static("target-pod-ip");
+const PREFILL_POD: HeaderName = HeaderName::from_static("prefill-target-pod");
+const PREFILL_POD_IP: HeaderName = HeaderName::from_static("prefill-target-pod-ip");
+
 /// Headers of one hop, and those the gateway sets itself.
-const DROPPED: [HeaderName; 9] = [
+const DROPPED: [HeaderName; 10] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     header::PROXY_AUTHENTICATE,
@@ -45,6 +55,7 @@ const DROPPED: [HeaderName; 9] = [
     header::TRANSFER_ENCODING,
     header::UPGRADE,
     header::CONTENT_LENGTH,
+    answer::ERROR_CODE,
 ];
 
 /// One connection's view of the gateway.
@@ -60,7 +71,7 @@ impl Desk {
     /// The connection has a request now.
     pub fn begin(&self, request: &Request<Incoming>) {
         self.line.set_interim_ok(request.version() >= Version::HTTP_11);
-        self.line.turn(Phase::Busy, self.lane.clock.now());
+        self.line.work(Phase::Busy);
     }
 
     pub async fn serve(self, request: Request<Incoming>) -> Response<Served> {
@@ -99,7 +110,7 @@ impl Desk {
             request_id: self.request_id(api.id_prefix(), &parts.headers),
             api: Some(api),
             method: "POST",
-            path: parts.uri.path().into(),
+            path: as_asked(api, parts.uri.path()),
             ..Record::default()
         };
         record.moments.received = self.lane.clock.now();
@@ -132,7 +143,8 @@ impl Desk {
             Ok((ask, body, permit)) => {
                 record.moments.admitted = Some(self.lane.clock.now());
                 let forward = self.forwarded(&parts.headers);
-                Ok(Entry { ask, body, forward, record, permit: Some(permit) })
+                let line = Some(self.line.clone());
+                Ok(Entry { ask, body, forward, record, permit: Some(permit), line })
             }
             Err(fault) => {
                 let reply = answer::fault(&fault, api.shape(), &record.request_id);
@@ -201,7 +213,11 @@ impl Desk {
 
     /// The client's id if it is one that may stand in a header, else a fresh one.
     pub fn request_id(&self, prefix: &str, headers: &HeaderMap) -> String {
-        let given = self.gateway.request_id_headers.iter().find_map(|name| headers.get(name));
+        // Few headers came, so it is cheaper to look at each than to look each name up.
+        let names = &self.gateway.request_id_headers;
+        let rank = |name| names.iter().position(|n| n == name);
+        let given = headers.iter().filter_map(|(n, v)| Some((rank(n)?, v))).min_by_key(|(rank, _)| *rank);
+        let given = given.map(|(_, value)| value);
         let given =
             given.filter(|v| (1..=128).contains(&v.len()) && v.as_bytes().iter().all(u8::is_ascii_graphic));
         if let Some(id) = given.and_then(|v| v.to_str().ok()) {
@@ -256,6 +272,11 @@ impl Desk {
     }
 }
 
+/// The route as the client wrote it: two routes may be one API.
+fn as_asked(api: Api, path: &str) -> Cow<'static, str> {
+    if path == api.path() { api.path().into() } else { path.to_owned().into() }
+}
+
 fn flavour(api: Api) -> Flavour {
     match api {
         Api::Generate => Flavour::Generate,
@@ -275,14 +296,16 @@ fn malformed(error: &BodyError, limit_bytes: u64) -> Fault {
 
 /// An engine's headers without those of its own hop: the fixed ones and those that `Connection` names.
 pub fn outward(mut headers: HeaderMap) -> HeaderMap {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|v| v.to_str().ok())
-        .flat_map(|v| v.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in DROPPED.iter().chain(&named).chain([&answer::ERROR_CODE]) {
+    let mut gone: SmallVec<[HeaderName; 4]> = SmallVec::new();
+    for (name, value) in &headers {
+        if DROPPED.contains(name) {
+            gone.push(name.clone());
+        }
+        if name == header::CONNECTION {
+            gone.extend(value.to_str().unwrap_or("").split(',').filter_map(|name| name.trim().parse().ok()));
+        }
+    }
+    for name in &gone {
         headers.remove(name);
     }
     headers
@@ -290,27 +313,27 @@ pub fn outward(mut headers: HeaderMap) -> HeaderMap {
 
 /// Which workers served: by id, by SMG's header, and by pod where the worker came with one.
 pub fn name_workers(headers: &mut HeaderMap, record: &Record) {
-    let mut set = |name: &'static str, value: &str| {
+    let mut set = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
-            headers.insert(HeaderName::from_static(name), value);
+            headers.insert(name, value);
         }
     };
     if let Some(answering) = record.decode.as_ref().or(record.prefill.as_ref()) {
-        set("x-smg-routed-worker-id", &answering.url);
+        set(ROUTED_WORKER, &answering.url);
     }
     if let Some(decode) = &record.decode {
-        set("x-baton-decode", &decode.id);
+        set(DECODE, &decode.id);
         if let Some(pod) = &decode.pod {
             let port = decode.url.rsplit(':').next().unwrap_or("");
-            set("target-pod", &pod.name);
-            set("target-pod-ip", &format!("{}:{port}", pod.ip));
+            set(POD, &pod.name);
+            set(POD_IP, &format!("{}:{port}", pod.ip));
         }
     }
     if let Some(prefill) = &record.prefill {
-        set("x-baton-prefill", &prefill.id);
+        set(PREFILL, &prefill.id);
         if let Some(pod) = &prefill.pod {
-            set("prefill-target-pod", &pod.name);
-            set("prefill-target-pod-ip", &pod.ip);
+            set(PREFILL_POD, &pod.name);
+            set(PREFILL_POD_IP, &pod.ip);
         }
     }
 }

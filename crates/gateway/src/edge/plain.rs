@@ -47,7 +47,7 @@ pub async fn route(desk: &Desk, parts: Parts, body: Incoming) -> Reply {
     let mut record = Record {
         request_id: desk.request_id("req-", &parts.headers),
         method: method(&parts.method),
-        path: parts.uri.path().to_owned(),
+        path: parts.uri.path().to_owned().into(),
         outcome: Outcome::Served,
         ..Record::default()
     };

@@ -16,13 +16,15 @@ pub fn write(record: &Record) {
     if tracing::enabled!(target: "baton::access", Level::INFO) && !Route::of(record).is_probe() {
         line(record);
     } else if tracing::enabled!(target: "baton::access", Level::DEBUG) {
-        let Record { request_id, method, path, status, .. } = record;
+        let Record { request_id, method, status, .. } = record;
+        let path = &*record.path;
         tracing::debug!(target: "baton::access", request_id, method, path, status, "{}", record.outcome.as_str());
     }
 }
 
 fn line(record: &Record) {
-    let Record { request_id, method, path, stream, status, attempts, .. } = record;
+    let Record { request_id, method, stream, status, attempts, .. } = record;
+    let path = &*record.path;
     let at = &record.moments;
     let (prefill, decode) = (record.prefill.as_deref(), record.decode.as_deref());
     let usage = record.usage.as_ref();
@@ -86,9 +88,9 @@ impl ExchangeSpan {
         ))
     }
 
-    /// To enter, or to instrument the exchange's future with.
-    pub fn span(&self) -> &Span {
-        &self.0
+    /// To enter, if somebody listens.
+    pub fn listened(&self) -> Option<Span> {
+        (!self.0.is_disabled()).then(|| self.0.clone())
     }
 
     /// What the record has is put into the span.

@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn probes_are_known_as_such() {
-        let probe = |path: &str| Route::of(&Record { path: path.into(), ..Record::default() }).is_probe();
+        let probe =
+            |path: &'static str| Route::of(&Record { path: path.into(), ..Record::default() }).is_probe();
         assert!(probe("/health") && probe("/readiness") && !probe("/v1/models") && !probe("/x"));
     }
 }

@@ -175,11 +175,12 @@ class Gateway(Process):
         return True
 
 
+TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}
 TOOL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 
 
 class ScriptedWorker:
-    """A worker that speaks as vLLM does, keeps the bodies it gets, and answers each chat with a tool call.
+    """A worker that speaks as vLLM does, keeps the bodies it gets, and answers each chat or message with a tool call.
 
     The simulated engines neither call tools nor tell what they were sent.
     """
@@ -211,10 +212,11 @@ class ScriptedWorker:
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 worker.bodies.append(body)
+                talks = self.path == "/v1/messages"
                 if body.get("stream"):
-                    self.reply(stream_of_a_tool_call(), "text/event-stream")
+                    self.reply(stream_of_a_tool_use() if talks else stream_of_a_tool_call(), "text/event-stream")
                 else:
-                    self.reply(json.dumps(tool_call(body)))
+                    self.reply(json.dumps(with_handoff(body, tool_use() if talks else tool_call())))
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
         self.server.daemon_threads = True
@@ -227,13 +229,8 @@ class ScriptedWorker:
         self.server.server_close()
 
 
-def tool_call(body):
-    answer = {
-        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "scripted",
-        "choices": [{"index": 0, "finish_reason": "tool_calls",
-                     "message": {"role": "assistant", "content": None, "tool_calls": [TOOL]}}],
-        "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14},
-    }
+def with_handoff(body, answer):
+    """The answer, with KV to fetch if the body asks for that."""
     if body.get("kv_transfer_params", {}).get("do_remote_decode"):
         answer["kv_transfer_params"] = {
             "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1]],
@@ -241,6 +238,34 @@ def tool_call(body):
             "tp_size": 1, "remote_num_tokens": 9,
         }
     return answer
+
+
+def tool_use():
+    return {"id": "msg_1", "type": "message", "role": "assistant", "model": "scripted", "content": [TOOL_USE],
+            "stop_reason": "tool_use", "stop_sequence": None, "usage": {"input_tokens": 9, "output_tokens": 5}}
+
+
+def stream_of_a_tool_use():
+    text = json.dumps(TOOL_USE["input"])
+    parts = [{"type": "input_json_delta", "partial_json": part} for part in (text[:5], text[5:])]
+    events = [
+        {"type": "message_start", "message": {**tool_use(), "content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {**TOOL_USE, "input": {}}},
+        *({"type": "content_block_delta", "index": 0, "delta": part} for part in parts),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": {"output_tokens": 5}},
+        {"type": "message_stop"},
+    ]
+    return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+
+
+def tool_call():
+    return {
+        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "scripted",
+        "choices": [{"index": 0, "finish_reason": "tool_calls",
+                     "message": {"role": "assistant", "content": None, "tool_calls": [TOOL]}}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14},
+    }
 
 
 def stream_of_a_tool_call():

@@ -103,7 +103,7 @@ pub struct Ask {
     pub api: Api,
     pub model: Option<String>,
     pub stream: bool,
-    /// Samples asked for; 1 when the request does not say.
+    /// Samples asked for; 1 when the request does not say, and in APIs where no engine reads it.
     pub n: u32,
     /// The request lists its prompts: how many. A list of one is still a list to the engine.
     pub batch: Option<u32>,
@@ -226,6 +226,7 @@ impl Ask {
                 self.has.stream = true;
                 self.stream = optional(value, scalar::as_bool, "stream", "a boolean")?.unwrap_or(false);
             }
+            "n" if matches!(self.api, Api::Messages | Api::Responses) => self.has.n = true,
             "n" => {
                 self.has.n = true;
                 let n = optional(value, scalar::as_u64, "n", "a positive integer")?.unwrap_or(1);

@@ -121,9 +121,7 @@ impl Whole {
             }
             drives.push(drive);
         }
-        if let Ok(id) = HeaderValue::from_str(&self.record.request_id) {
-            headers.insert(answer::REQUEST_ID, id);
-        }
+        answer::id(&mut headers, &self.record.request_id, api.shape());
         let status = self.record.status;
         let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         let body = if kind.starts_with(b"text/event-stream") {

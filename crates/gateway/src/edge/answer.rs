@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use baton_core::fault::{Fault, Shape};
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 
 use super::client::{Line, Phase};
@@ -17,6 +17,8 @@ use crate::relay::{Relay, RelayError};
 pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-smg-error-code");
 pub const OK: u16 = 200;
 pub const NO_CONTENT: u16 = 204;
+/// Where Anthropic's SDKs read the id of a request.
+const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What a client gets: bytes that are there, or a decode's bytes as they come.
@@ -137,14 +139,17 @@ pub fn fault(fault: &Fault, shape: Shape, request_id: &str) -> Reply {
         // The rest of the body will not be read, so the connection cannot serve again.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    id(&mut reply, request_id);
+    id(headers, request_id, shape);
     reply
 }
 
-pub fn id(reply: &mut Reply, request_id: &str) {
-    if let Ok(value) = HeaderValue::from_str(request_id) {
-        reply.headers_mut().insert(REQUEST_ID, value);
+/// Names the request, as the API's own clients look for it too.
+pub fn id(headers: &mut HeaderMap, request_id: &str, shape: Shape) {
+    let Ok(value) = HeaderValue::from_str(request_id) else { return };
+    if shape == Shape::Anthropic {
+        headers.insert(ANTHROPIC_ID, value.clone());
     }
+    headers.insert(REQUEST_ID, value);
 }
 
 pub fn json(code: u16, body: String) -> Reply {

@@ -253,9 +253,7 @@ impl Desk {
         let mut headers = outward(head.headers);
         let record = &drive.record;
         name_workers(&mut headers, record);
-        if let Ok(id) = HeaderValue::from_str(&record.request_id) {
-            headers.insert(answer::REQUEST_ID, id);
-        }
+        answer::id(&mut headers, &record.request_id, api.shape());
         let form = Form {
             shape: api.shape(),
             flavour: flavour(api),

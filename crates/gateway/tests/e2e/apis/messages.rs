@@ -20,6 +20,11 @@ async fn both_engines_give_the_exact_text_and_move_the_kv() {
             let reply = talk.served(house.address).await;
             assert!(!reply.text().contains("kv_transfer_params\":{\"do_remote_decode\":true"));
             assert!(reply.header("x-request-id").starts_with("msg_"), "{:?}", reply.headers);
+            assert_eq!(
+                reply.header("request-id"),
+                reply.header("x-request-id"),
+                "as Anthropic's SDKs look for it"
+            );
         }
         let stats = house.stats().await;
         assert_eq!((stats.handoffs.made, stats.handoffs.right), (4, 4), "{stats:?}");

@@ -113,7 +113,9 @@ fn refusal(reply: &Reply) -> (u16, String, String) {
     let json = reply.json();
     assert_eq!(json["type"], "error", "{}", reply.text());
     assert_eq!(reply.header("content-type"), "application/json");
-    assert_eq!(json["request_id"], reply.header("x-request-id"), "{}", reply.text());
+    for name in ["x-request-id", "request-id"] {
+        assert_eq!(json["request_id"], reply.header(name), "{name}: {}", reply.text());
+    }
     assert!(json["error"]["message"].as_str().is_some_and(|m| !m.is_empty()), "{}", reply.text());
     assert_eq!(json["error"].as_object().unwrap().len(), 2, "{}", reply.text());
     let kind = json["error"]["type"].as_str().unwrap_or_default().to_owned();

@@ -32,9 +32,9 @@ const TIMEOUT_SECS: u64 = 5;
 /// No request may take longer: the gateway's limit, and room for a busy machine.
 const LIMIT: Duration = Duration::from_secs(3 * TIMEOUT_SECS);
 /// How long a client that got a 503 stays away.
-const BACK_OFF: Duration = Duration::from_millis(50);
+const BACK_OFF: Duration = Duration::from_millis(100);
 /// One event of chaos for so many requests.
-const CHAOS_EVERY: u64 = 20;
+const CHAOS_EVERY: u64 = 40;
 
 fn number(name: &str, or: u64) -> u64 {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(or)
@@ -93,7 +93,7 @@ async fn soak(requests: u64, seed: u64) {
     let engines = of(Dialect::Vllm, "vllm", 0.3).and(of(Dialect::Sglang, "sglang", 0.02));
     let args = "--runtime-worker-threads 2 --prefill-drain-timeout-secs 10 \
                 --health-check-interval-secs 0.3 --health-failure-threshold 2 --health-success-threshold 1 \
-                --cb-timeout-duration-secs 0.5 --retry-initial-backoff-ms 5 --retry-max-backoff-ms 100";
+                --cb-timeout-duration-secs 0.2 --retry-initial-backoff-ms 5 --retry-max-backoff-ms 100";
     let plan = Plan::new(engines).args(args).arg("--request-timeout-secs", &TIMEOUT_SECS.to_string());
     let mut house = plan.open().await;
     let soak = Arc::new(Soak {

@@ -37,6 +37,12 @@ impl Drive {
             Leg::Prefill => self.request(&plan.prefill, &plan.request_id, rank),
             Leg::Decode => self.request(&plan.decode, &plan.request_id, rank),
         };
+        let shared = match leg {
+            Leg::Prefill => plan.course.order == Order::Together,
+            Leg::Decode => plan.course.order != Order::Single,
+        };
+        // Without retries the connection's own second try is all there is.
+        let request = LegRequest { once: shared && self.gateway.rules.retry.attempts > 1, ..request };
         let moments = &mut self.record.moments;
         match leg {
             Leg::Prefill => (moments.prefill_sent, moments.prefill_done) = (Some(now), None),
@@ -55,6 +61,7 @@ impl Drive {
             rank,
             forward: self.forward.clone(),
             body: LegBody::new(self.body.splice(edits).pieces()),
+            once: false,
         }
     }
 

@@ -48,6 +48,8 @@ pub struct LegRequest {
     /// Headers of the client that the engine gets.
     pub forward: Vec<(HeaderName, HeaderValue)>,
     pub body: LegBody,
+    /// It names KV that can be read once, or a room that can be entered once.
+    pub once: bool,
 }
 
 impl LegRequest {
@@ -238,12 +240,13 @@ impl Leg {
 
     /// A reused connection may have been closed by the worker in the same moment; if it died before a single
     /// byte of an answer, the request is sent once more, on a new connection, and only then. One that lived on
-    /// for a while had been read: whatever it was about (KV to fetch, a room to meet in) may have happened.
+    /// for a while had been read, and so may have been one that died at once: what must not happen twice is
+    /// left to a retry, which brings fresh ids.
     fn answered(&mut self, answer: hyper::Result<Response<Incoming>>) -> Option<LegEvent> {
         let State::Asking(link, _) = std::mem::replace(&mut self.state, State::Over) else { return None };
         match answer {
             Ok(response) => self.opened(link, response),
-            Err(e) if link.reused && !link.has_heard() && self.is_fresh() && !e.is_timeout() => {
+            Err(e) if link.reused && !link.has_heard() && self.may_send_again(&e) => {
                 self.was_delivered = !e.is_canceled();
                 self.pool.note_resend();
                 self.dial();
@@ -256,8 +259,11 @@ impl Leg {
         }
     }
 
-    fn is_fresh(&self) -> bool {
-        self.clock.now().since(self.asked) <= RESEND_WITHIN
+    fn may_send_again(&self, e: &hyper::Error) -> bool {
+        let once = self.request.as_deref().is_none_or(|(request, _)| request.once);
+        // Cancelled: hyper gave the request back without having written any of it.
+        let fresh = self.clock.now().since(self.asked) <= RESEND_WITHIN;
+        e.is_canceled() || (fresh && !once && !e.is_timeout())
     }
 
     fn unreachable(&mut self, lost: Lost) -> LegEvent {

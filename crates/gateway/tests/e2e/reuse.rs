@@ -65,6 +65,34 @@ async fn a_reused_connection_that_dies_unheard_is_sent_on_once_more() {
 }
 
 #[tokio::test]
+async fn what_can_be_had_once_is_asked_for_anew_and_not_again() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        for retries in [true, false] {
+            let plan = Plan::pairs(dialect, 1, 1).tapped().engines(|s| s.timeout_scale = 0.05);
+            let mut house = if retries { plan } else { plan.no_retries() }.open().await;
+            ask(0).served(house.address).await;
+            until("the legs are over", || house.in_flight(0) + house.in_flight(1) == 0).await;
+            house.taps[1].script([Step::Fin]);
+            ask(1).streamed().served(house.address).await;
+            let (prefill, decode) = (house.taps[0].seen(), house.taps[1].seen());
+            assert_eq!(decode.len(), 3, "{dialect:?}");
+            if retries {
+                // Fresh ids and a fresh hand-off: the decode that died may have used up the first one.
+                assert_eq!(prefill.len(), 3);
+                for key in ["kv_transfer_params", "bootstrap_room"] {
+                    let (one, other) = (decode[1].json(), decode[2].json());
+                    assert!(one.get(key).is_none() || one[key] != other[key], "{key}");
+                }
+                house.may_expire(if dialect == Dialect::Vllm { 1 } else { 0 });
+            } else {
+                assert_eq!((prefill.len(), &decode[1].body), (2, &decode[2].body));
+            }
+            house.close().await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_reused_connection_that_lived_on_for_a_while_is_not_sent_on_again() {
     let house = one_worker("--disable-retries").await;
     ask(0).served(house.address).await;

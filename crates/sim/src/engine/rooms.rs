@@ -38,6 +38,8 @@ pub(crate) struct Rooms {
     /// Prefill side: decode sides that came first.
     early: HashMap<u64, Early>,
     used: HashSet<u64>,
+    /// Used rooms that the prefill side left before anybody came: one decode side may still be on its way.
+    left: HashSet<u64>,
     used_order: VecDeque<u64>,
     /// Decode side: bootstrap servers that are watched.
     watched: HashMap<PeerAddr, Watch>,
@@ -70,6 +72,9 @@ impl Rooms {
         if let Some(entry) = self.open.get_mut(&room) {
             entry.seqs.retain(|other| *other != id);
             if entry.seqs.is_empty() {
+                if !entry.joined {
+                    self.left.insert(room);
+                }
                 self.open.remove(&room);
             }
         }
@@ -98,6 +103,7 @@ impl Rooms {
             && let Some(oldest) = self.used_order.pop_front()
         {
             self.used.remove(&oldest);
+            self.left.remove(&oldest);
         }
         true
     }
@@ -156,6 +162,8 @@ impl Engine {
             for (at, id) in seqs.into_iter().enumerate() {
                 self.begin(id, (at == 0).then_some(partner));
             }
+        } else if self.rooms.left.remove(&room) {
+            // Too late, and not twice: nobody will come.
         } else if self.rooms.used.contains(&room) {
             self.counters.handoffs.reused += 1;
         } else if self.rooms.early.len() < MOST_EARLY {

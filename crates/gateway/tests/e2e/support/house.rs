@@ -314,7 +314,10 @@ impl House {
         let stats = self.fleet.settle_when(BOUND, |s| s.idle() && s.all_free()).await;
         assert!(stats.idle(), "the engines still work: {stats:?}");
         assert!(stats.all_free(), "KV blocks are left: {stats:?}");
-        assert_eq!((stats.handoffs.wrong, stats.handoffs.reused), (0, 0), "{stats:?}");
+        let guilty =
+            self.fleet.engines().iter().filter(|e| e.stats().handoffs.wrong + e.stats().handoffs.reused > 0);
+        let guilty: Vec<_> = guilty.map(|e| (e.spec().dialect, e.role(), e.stats().handoffs)).collect();
+        assert!(guilty.is_empty(), "hand-offs used wrongly, or twice: {guilty:?}");
         if let Some(expired) = self.expired {
             assert_eq!(stats.handoffs.expired, expired, "hand-offs left to their lease: {stats:?}");
         }

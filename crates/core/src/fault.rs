@@ -148,6 +148,8 @@ pub enum Fault {
     MoriioHandoff {
         reason: &'static str,
     },
+    /// A TensorRT-LLM context server has not told where its KV can be fetched (`/server_info`).
+    TrtContext,
     /// A background reading of a worker's description failed (`/get_server_info` and the like).
     Proxied {
         refusal: Refusal,
@@ -285,6 +287,7 @@ impl Fault {
             },
             Fault::Deadline { .. } => "request_timeout",
             Fault::DecodeSilent { .. } => "pd_decode_watchdog",
+            Fault::TrtContext => "trtllm_context_unknown",
             Fault::MoriioPair { .. } => "moriio_pair_misconfigured",
             Fault::MoriioRoute => "moriio_route_unsupported",
             Fault::MoriioFanout => "moriio_fanout_unsupported",
@@ -327,6 +330,7 @@ impl Fault {
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
             | Fault::Shed { .. }
+            | Fault::TrtContext
             | Fault::MoriioPair { .. } => 503,
             Fault::Deadline { .. } | Fault::DecodeSilent { .. } => 504,
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.outward(),

@@ -15,6 +15,7 @@ mod get;
 mod mooncake;
 mod rhythm;
 mod sglang;
+mod trt;
 mod vllm;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,9 @@ pub use get::{ANSWER_MAX_BYTES, Reply, Silence, Target};
 pub(crate) use mooncake::PATIENCE as ASK_AGAIN_PATIENCE;
 
 use crate::registry::{Bell, Checks, JobStep, Registry, Watched};
+
+/// Longest time that a context server's word is believed (AIBrix's page).
+const CONTEXT_TTL: Duration = Duration::from_secs(60);
 
 /// Looks after one worker until it leaves.
 pub(crate) async fn watch(registry: Registry, slot: u32, bell: Arc<Bell>, dice: Dice) {
@@ -136,7 +140,9 @@ impl Watch {
             self.set_reached(status);
         }
         self.last_good = good;
-        Some(rhythm::check_pause(self.health.status(), good, checks.interval, &mut self.dice))
+        let told = self.registry.fleet().seat(self.slot).is_some_and(|seat| trt::tells_context(&seat.worker));
+        let interval = if told { checks.interval.min(CONTEXT_TTL) } else { checks.interval };
+        Some(rhythm::check_pause(self.health.status(), good, interval, &mut self.dice))
     }
 
     /// Is the worker there, and what is it?
@@ -152,10 +158,12 @@ impl Watch {
         let asked = self.registry.clock().now();
         let spec = &worker.spec;
         let mut facts = detect::describe(&target(worker, checks), spec.engine, spec.role).await?;
-        if let Some(url) =
-            handoff::engine_ids_url(&spec.worker("", Some(&facts)), &self.registry.settings().handoff)
-        {
+        let known = spec.worker("", Some(&facts));
+        if let Some(url) = handoff::engine_ids_url(&known, &self.registry.settings().handoff) {
             facts.kv_engine_ids = engine_ids(worker, &url).await;
+        }
+        if trt::tells_context(&known) {
+            facts.labels.extend(trt::ask(&target(worker, checks)).await);
         }
         self.registry.described(self.slot, worker.revision, facts);
         worker.seat.pulse.told(asked);
@@ -217,12 +225,20 @@ impl Watch {
 /// Asks a worker again for what a restart changes.
 pub(crate) async fn ask_again(registry: &Registry, worker: &Watched) {
     let slot = worker.seat.slot;
-    let rules = &registry.settings().handoff;
-    let url = registry.fleet().seat(slot).and_then(|seat| handoff::engine_ids_url(&seat.worker, rules));
-    let Some(url) = url else { return };
+    let Some(known) = registry.fleet().seat(slot).map(|seat| seat.worker.clone()) else { return };
     let asked = registry.clock().now();
-    let ids = engine_ids(worker, &url).await;
-    registry.renamed(slot, worker.revision, ids);
+    let settings = registry.settings();
+    if let Some(url) = handoff::engine_ids_url(&known, &settings.handoff) {
+        let ids = engine_ids(worker, &url).await;
+        registry.retold(slot, worker.revision, |facts| facts.kv_engine_ids = ids);
+    }
+    if trt::tells_context(&known) {
+        let said = trt::ask(&target(worker, &worker.spec.checks(&settings.checks))).await;
+        registry.retold(slot, worker.revision, |facts| {
+            facts.labels.retain(|label, _| !trt::LABELS.contains(&label.as_str()));
+            facts.labels.extend(said);
+        });
+    }
     worker.seat.pulse.told(asked);
 }
 

@@ -15,7 +15,6 @@ mod settings;
 mod spec;
 mod tally;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -253,9 +252,9 @@ impl Registry {
         self.change(|book| Ok(((), book.described(slot, revision, facts)))).unwrap_or_default();
     }
 
-    /// What a worker said about the ids of its engines, when it was registered as of `revision`.
-    pub(crate) fn renamed(&self, slot: u32, revision: u64, ids: Option<BTreeMap<u32, String>>) {
-        self.change(|book| Ok(((), book.renamed(slot, revision, ids)))).unwrap_or_default();
+    /// What a worker says now of what a restart changes, when it was registered as of `revision`.
+    pub(crate) fn retold(&self, slot: u32, revision: u64, change: impl FnOnce(&mut Facts)) {
+        self.change(|book| Ok(((), book.retold(slot, revision, change)))).unwrap_or_default();
     }
 
     /// A worker's new status. One that is draining stays so.

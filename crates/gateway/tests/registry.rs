@@ -104,6 +104,7 @@ async fn engines_are_told_apart() {
     let rows = [
         dialogue(Some("vllm"), ("/version", VLLM), vllm),
         dialogue(Some("sglang"), ("/server_info", SGLANG), sglang),
+        dialogue(Some("tensorrt_llm"), ("/version", VLLM), Engine::Trtllm),
         dialogue(Some("nvidia"), ("/get_server_info", SGLANG), sglang),
         dialogue(Some("me"), ("/version", VLLM), vllm),
         dialogue(Some("me"), ("/server_info", SGLANG), sglang),
@@ -132,6 +133,60 @@ async fn engines_are_told_apart() {
         assert_eq!(found.bootstrap_port, port, "row {slot}");
         alive.push(fake);
     }
+}
+
+#[tokio::test]
+async fn a_context_server_is_asked_where_its_kv_is_at_each_check() {
+    let fake = FakeWorker::start().await;
+    fake.models("tensorrt_llm", "m");
+    let said = |endpoint: &str| {
+        format!(r#"{{"disaggregated_params":{{"ctx_dp_rank":0,"ctx_info_endpoint":["{endpoint}"]}}}}"#)
+    };
+    fake.page("/server_info", 200, &said("tcp://a:1"));
+    let registry = started(hasty());
+    registry.add(Spec::new(fake.url(), Role::Prefill)).unwrap();
+    let endpoint = |expected: Option<&'static str>| {
+        move |list: &[Listed]| {
+            list.iter().all(|w| w.facts.is_some() && w.seat.worker.label("ctx_info_endpoint") == expected)
+        }
+    };
+    until(&registry, "the first word", endpoint(Some("tcp://a:1"))).await;
+    assert_eq!(worker(&registry, 0).seat.worker.label("ctx_dp_rank"), Some("0"));
+    fake.page("/server_info", 200, &said("tcp://b:1"));
+    until(&registry, "the restarted one's", endpoint(Some("tcp://b:1"))).await;
+    fake.page("/server_info", 200, r#"{"disaggregated_params":{}}"#);
+    until(&registry, "no word any more", endpoint(None)).await;
+    assert_eq!(worker(&registry, 0).seat.pulse.status(), Status::Ready);
+}
+
+#[tokio::test]
+async fn a_mooncake_prefill_is_asked_for_its_engines_at_each_check() {
+    let (fake, bootstrap) = (FakeWorker::vllm("m").await, FakeWorker::start().await);
+    let port = bootstrap.url().rsplit(':').next().unwrap().parse().unwrap();
+    let registry = started(hasty());
+    let spec = Spec {
+        kv_connector: Some("MooncakeConnector".into()),
+        kv_engine_id: Some("registered".into()),
+        bootstrap_port: Some(port),
+        ..Spec::new(fake.url(), Role::Prefill)
+    };
+    registry.add(spec).unwrap();
+    let told = |expected: Option<&'static [&'static str]>| {
+        move |list: &[Listed]| {
+            let ids = |w: &Listed| {
+                w.seat.worker.kv_engine_ids.clone().map(|ids| ids.into_values().collect::<Vec<_>>())
+            };
+            let expected = expected.map(|ids| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
+            list.iter().all(|w| w.facts.is_some() && ids(w) == expected)
+        }
+    };
+    until(&registry, "nobody told: what was registered counts", told(None)).await;
+    bootstrap.page("/query", 200, r#"{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}"#);
+    until(&registry, "the engines' word", told(Some(&["a", "b"]))).await;
+    bootstrap.page("/query", 500, "");
+    until(&registry, "they told once and do not now", told(Some(&[]))).await;
+    bootstrap.page("/query", 200, r#"{"0":{"engine_id":"c"}}"#);
+    until(&registry, "and tell again", told(Some(&["c"]))).await;
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ impl Fault {
             | Fault::Deadline { .. }
             | Fault::DecodeSilent { .. } => self.of_a_leg(),
             Fault::NoModels
+            | Fault::TrtContext
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
             | Fault::Shed { .. }
@@ -85,6 +86,11 @@ impl Fault {
     fn of_the_gateway(&self) -> String {
         match self {
             Fault::NoModels => "No worker has reported a model yet.".to_owned(),
+            Fault::TrtContext => {
+                "The context worker has not told where its KV can be fetched (/server_info). \
+                 generation_first needs the Python transceiver on both workers."
+                    .to_owned()
+            }
             Fault::QueueFull { .. } => "Too many requests are waiting. Try again later.".to_owned(),
             Fault::QueueTimeout { .. } => {
                 "The request waited too long for its turn. Try again later.".to_owned()

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use super::{Edits, mooncake, moriio, neuron, nixl, shfs};
+use super::{Edits, mooncake, moriio, neuron, nixl, shfs, trt};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
 use crate::fleet::Worker;
@@ -31,6 +31,10 @@ pub enum Deliver {
     Shfs { host: String },
     /// Neuron: the whole of the answer goes to the decode.
     Neuron,
+    /// TensorRT-LLM, in turn: the answer becomes the generation request's, or is the last word.
+    Trt(trt::Due),
+    /// TensorRT-LLM, at once: the generation leg was told; the context leg has to answer.
+    TrtTold,
     /// SGLang's `/generate`: the prompt's log probabilities, which are put in front of the decode's.
     Logprobs,
 }
@@ -46,6 +50,8 @@ pub struct Reading {
     pub why: Option<&'static str>,
     /// To be put in front of what the decode answers.
     pub prompt: Option<PromptLogprobs>,
+    /// What the client gets if this was the last word: a JSON object, or all events of a stream.
+    pub answer: Option<Bytes>,
 }
 
 impl Deliver {
@@ -66,6 +72,8 @@ impl Deliver {
             Deliver::Neuron => neuron::read(read().as_ref()),
             Deliver::Relay => relayed(params(read())),
             Deliver::Mooncake(due) => due.read(read().as_ref(), prefill),
+            Deliver::Trt(due) => due.read(read().as_ref(), limits),
+            Deliver::TrtTold => trt::told(read().as_ref()),
             Deliver::Logprobs => {
                 let prompt = PromptLogprobs::read(answer, limits);
                 Reading { prompt, ..Reading::nothing(HandoffResult::Minted, None) }
@@ -83,12 +91,13 @@ impl Reading {
             result: HandoffResult::Relayed,
             why: None,
             prompt: None,
+            answer: None,
         }
     }
 
     /// The decode computes the prompt itself.
     pub(super) fn nothing(result: HandoffResult, why: Option<&'static str>) -> Reading {
-        Reading { handed: Handed::Nothing, edits: Edits::new(), result, why, prompt: None }
+        Reading { handed: Handed::Nothing, edits: Edits::new(), result, why, prompt: None, answer: None }
     }
 }
 

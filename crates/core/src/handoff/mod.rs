@@ -21,11 +21,13 @@ mod rules;
 mod sglang;
 mod shape;
 mod shfs;
+mod trt;
 
 pub use deliver::{Deliver, Reading};
 pub use mint::Mint;
 pub use mooncake::engine_ids;
 pub use rules::Rules;
+pub use trt::{CTX_DP_RANK, CTX_INFO_ENDPOINT, OPAQUE_STATE, TrtRule};
 
 use crate::ask::Ask;
 use crate::body::Edit;
@@ -89,9 +91,8 @@ pub fn plan(pair: Pair<'_>, ask: &Ask, rules: &Rules, mint: &mut Mint<'_>) -> Re
             (Engine::Vllm, Connector::Shfs) => shfs::plan(prefill, ask, mint),
             (Engine::Vllm, Connector::Neuron) => neuron::plan(ask, mint),
             (Engine::Vllm, Connector::Mooncake) => mooncake::plan(prefill, ask, mint),
-            (Engine::Vllm | Engine::Generic | Engine::Trtllm, connector) => {
-                passthrough::plan(&connector, ask, mint)
-            }
+            (Engine::Trtllm, _) => trt::plan(prefill, ask, rules.trt, mint)?,
+            (Engine::Vllm | Engine::Generic, connector) => passthrough::plan(&connector, ask, mint),
             (Engine::Sglang | Engine::Tokenspeed | Engine::Unspecified, _) => {
                 sglang::plan(prefill, decode, ask, mint)
             }

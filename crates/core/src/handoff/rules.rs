@@ -1,5 +1,6 @@
 //! What plans are made by, the same for every request: settings, and what follows from them.
 
+use super::TrtRule;
 use crate::fleet::{Connector, Worker};
 
 /// The settings of hand-offs.
@@ -8,6 +9,7 @@ pub struct Rules {
     /// `AIBRIX_KV_CONNECTOR_TYPE`: the connector of vLLM workers that name none. `None`: AIBrix's default for its
     /// pods, none for others.
     pub kv_connector: Option<Connector>,
+    pub trt: TrtRule,
 }
 
 impl Rules {
@@ -34,7 +36,7 @@ mod tests {
             }
             w
         };
-        let set = Rules { kv_connector: Some(Connector::Neuron) };
+        let set = Rules { kv_connector: Some(Connector::Neuron), ..Rules::default() };
         let unset = Rules::default();
         for (name, label, pod, by_default, by_setting) in [
             (Some("NixlConnector"), Some("shfs"), true, Connector::Nixl, Connector::Nixl),

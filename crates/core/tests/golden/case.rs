@@ -95,6 +95,7 @@ impl Cast {
             match (word, word.split_once('.')) {
                 ("whole", _) => (cast.alone, cast.answering.role) = (true, Role::Whole),
                 ("release", _) => cast.release = true,
+                (_, Some(("setting", "generation_first"))) => cast.rules.trt.generation_first = true,
                 (_, Some(("setting", name))) => {
                     cast.rules.kv_connector = Some(Connector::from_aibrix(name).expect("AIBrix's name"));
                 }

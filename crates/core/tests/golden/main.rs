@@ -76,6 +76,11 @@ fn legs(case: &Case, envelope: &Envelope, ask: &Ask) -> String {
         let why = reading.why.map(|why| format!(": {why}")).unwrap_or_default();
         writeln!(told.out, "--- hand-off {}{why}", reading.result.as_str()).unwrap();
         decode.extend(reading.edits);
+        if let Some(answer) = reading.answer {
+            let answer = String::from_utf8(answer.to_vec()).unwrap();
+            writeln!(told.out, "--- answer\n{}", answer.trim_end()).unwrap();
+            return out;
+        }
         if let Handed::Dead(fault) = reading.handed {
             return out + &refused(&fault);
         }
@@ -146,6 +151,8 @@ fn say(plan: &Plan) -> String {
         Deliver::Moriio(_) => ", the answer must be right",
         Deliver::Shfs { .. } => ", the answer is relayed with the prefill's address",
         Deliver::Neuron => ", the whole answer is relayed",
+        Deliver::Trt(_) => ", the answer becomes the decode's or the client's",
+        Deliver::TrtTold => ", the prefill has to answer",
         Deliver::Mooncake(_) if plan.deliver.quotes_engine() => {
             ", the engine is asked again if it may be new"
         }
@@ -230,6 +237,11 @@ fn vllm_moriio() {
 #[test]
 fn vllm_in_aibrix_words() {
     check("aibrix.txt");
+}
+
+#[test]
+fn trtllm() {
+    check("trtllm.txt");
 }
 
 #[test]

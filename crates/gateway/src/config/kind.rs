@@ -97,6 +97,13 @@ fn port(items: &[String]) -> Result<u16, String> {
 pub const PORT: Kind<u16> = one("PORT", port, |v| json!(v));
 pub const MAYBE_PORT: Kind<Option<u16>> = one("PORT", |items| port(items).map(Some), |v| json!(v));
 
+fn machine_id(items: &[String]) -> Result<u16, String> {
+    let id = number(items, "a whole number from 0 to 1023")?;
+    if id < 1024 { Ok(id) } else { Err("must be a whole number from 0 to 1023".into()) }
+}
+
+pub const MACHINE_ID: Kind<u16> = one("N", machine_id, |v| json!(v));
+
 pub const COUNT: Kind<usize> = one("N", |items| number(items, "a whole number, 0 or more"), |v| json!(v));
 pub const COUNT32: Kind<u32> = one("N", |items| number(items, "a whole number, 0 or more"), |v| json!(v));
 pub const MAYBE_COUNT: Kind<Option<usize>> =

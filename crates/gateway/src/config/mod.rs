@@ -35,7 +35,7 @@ pub use groups::{
 };
 pub use value::{
     AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvConnectorType,
-    KvIndex, Leg, LoadMetric, LogLevel, PairingMode, PolicyName, Secret, WorkerUrl,
+    KvIndex, Leg, LoadMetric, LogLevel, PairingMode, PolicyName, Secret, TrtScheduleStyle, WorkerUrl,
 };
 
 use setting::{Setting, Shape};

@@ -297,6 +297,12 @@ words! {
         Mooncake = "mooncake",
     }
 
+    /// AIBrix's names for how TensorRT-LLM pairs run.
+    TrtScheduleStyle {
+        ContextFirst = "context_first",
+        GenerationFirst = "generation_first",
+    }
+
     /// What `power_of_two` compares.
     LoadMetric {
         ExpectedWait = "expected_wait",

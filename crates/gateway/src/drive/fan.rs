@@ -82,6 +82,7 @@ async fn start(drives: Vec<Part>) -> Result<Vec<(Box<Drive>, Head)>, Fault> {
                 match turn {
                     Turn::Start(head) => *done = Some((drive, head)),
                     Turn::Fail(fault) => return Poll::Ready(Err(fault)),
+                    Turn::Tell(_) => return Poll::Ready(Err(ended_early())),
                 }
             }
         }
@@ -89,6 +90,11 @@ async fn start(drives: Vec<Part>) -> Result<Vec<(Box<Drive>, Head)>, Fault> {
     })
     .await?;
     Ok(started.into_iter().flatten().collect())
+}
+
+/// Parts are joined from what decodes answer; an engine that can do without one is not asked in parts.
+fn ended_early() -> Fault {
+    Fault::Broken { leg: LegName::Prefill, cause: "one sample ended with its first token".to_owned() }
 }
 
 impl Whole {

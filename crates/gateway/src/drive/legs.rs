@@ -118,6 +118,7 @@ impl Drive {
                 plan.decode.extend(reading.edits);
                 self.record.handoff = reading.result;
                 self.joint = reading.prompt.map(|prompt| Joint::new(prompt, self.ask.stream));
+                self.answer = reading.answer;
                 Event::Answered(reading.handed)
             }
             LegEvent::Ended => Event::Ended(leg),

@@ -27,6 +27,7 @@ use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
 use baton_core::time::Instant;
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
 use tokio::time::Sleep;
@@ -34,6 +35,7 @@ use tracing::Span;
 
 use self::joint::Joint;
 use crate::alarm::Alarm;
+use crate::edge::answer;
 use crate::edge::client::Line;
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
@@ -46,6 +48,8 @@ use crate::upstream::{self, Head, LegEvent};
 pub enum Turn {
     /// The decode's answer begins.
     Start(Head),
+    /// This is the whole answer: a JSON object, or all events of a stream.
+    Tell(Bytes),
     /// The exchange failed before that.
     Fail(Fault),
 }
@@ -89,6 +93,8 @@ pub struct Drive {
     patience: Option<Pin<Box<Sleep>>>,
     pending: VecDeque<Event>,
     head: Option<Head>,
+    /// What the prefill answered, if that was the last word.
+    answer: Option<Bytes>,
     told: Option<Fault>,
     pub(crate) record: Record,
     span: ExchangeSpan,
@@ -126,6 +132,7 @@ impl Drive {
             patience: None,
             pending: VecDeque::new(),
             head: None,
+            answer: None,
             told: None,
             span: ExchangeSpan::new(&entry.record.request_id, entry.record.method, &entry.record.path),
             record: entry.record,
@@ -147,6 +154,9 @@ impl Drive {
             self.on(event);
             if let Some(head) = self.head.take_if(|_| self.exchange.has_started()) {
                 return (self, Turn::Start(head));
+            }
+            if let Some(answer) = self.answer.take_if(|_| self.exchange.is_done()) {
+                return (self, Turn::Tell(answer));
             }
             if let Some(fault) = self.told.take_if(|_| self.exchange.is_done()) {
                 return (self, Turn::Fail(fault));
@@ -188,7 +198,8 @@ impl Drive {
                     give_back(taken, &self.gateway);
                 }
             }
-            Action::Start | Action::Tell => {}
+            Action::Start => {}
+            Action::Tell => self.tell(),
             Action::Fail(fault) | Action::Cut(fault) => {
                 self.record.blame(&fault);
                 self.told = Some(fault);
@@ -241,6 +252,15 @@ impl Drive {
             self.backoff = Some(again);
         }
         Poll::Pending
+    }
+
+    /// The prefill had the last word: the client gets that.
+    fn tell(&mut self) {
+        let answer = self.answer.as_deref().unwrap_or_default();
+        self.record.status = answer::OK;
+        self.record.moments.first_byte = Some(self.lane.clock.now());
+        self.record.answer_bytes = answer.len() as u64;
+        self.record.usage = baton_core::sse::usage_of_answer(answer);
     }
 
     fn close(&mut self, leg: Leg) {
@@ -331,6 +351,10 @@ impl Drive {
         let [prefill, decode] = &legs;
         let reason = fault.reason().unwrap_or_default();
         tracing::warn!(code = fault.code(), reason, prefill = url(prefill), decode = url(decode), "no plan");
+        if let (Fault::TrtContext, Some(prefill)) = (&fault, prefill) {
+            // It may have come up since it was asked.
+            self.gateway.registry.suspect(prefill.seat.slot);
+        }
         self.record.pd = prefill.is_some();
         self.record.handoff = HandoffResult::unplanned(&fault);
         Event::Unplaced(fault)

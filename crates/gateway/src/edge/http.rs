@@ -13,6 +13,7 @@ use baton_core::fan;
 use baton_core::fault::{Fault, Shape};
 use baton_core::record::Record;
 use baton_core::sse::Flavour;
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
@@ -128,6 +129,7 @@ impl Desk {
         match turn {
             Turn::Fail(fault) => answer::fault(&fault, api.shape(), &id),
             Turn::Start(head) => self.start(api, drive, head),
+            Turn::Tell(body) => told(api, &drive.record, body),
         }
     }
 
@@ -273,6 +275,18 @@ impl Desk {
 /// The route as the client wrote it: two routes may be one API.
 fn as_asked(api: Api, path: &str) -> Cow<'static, str> {
     if path == api.path() { api.path().into() } else { path.to_owned().into() }
+}
+
+/// An answer that is there as a whole.
+fn told(api: Api, record: &Record, body: Bytes) -> Reply {
+    let mut headers = HeaderMap::new();
+    name_workers(&mut headers, record);
+    answer::id(&mut headers, &record.request_id, api.shape());
+    let kind = if record.stream { "text/event-stream" } else { "application/json" };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    let mut reply = Response::new(AnswerBody::text(body));
+    *reply.headers_mut() = headers;
+    reply
 }
 
 fn flavour(api: Api) -> Flavour {

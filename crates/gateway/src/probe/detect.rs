@@ -47,6 +47,7 @@ fn owner(list: &Value) -> Option<Engine> {
     match first.get("owned_by")?.as_str()? {
         "sglang" | "nvidia" => Some(Engine::Sglang),
         "vllm" => Some(Engine::Vllm),
+        "tensorrt_llm" => Some(Engine::Trtllm),
         _ => None,
     }
 }

@@ -281,6 +281,7 @@ impl Book {
             return Vec::new();
         };
         entry.job = None;
+        // One that told its ids once and does not now is remembered as such: what was registered is older still.
         let told = entry.facts.as_ref().is_some_and(|f| f.kv_engine_ids.is_some());
         facts.kv_engine_ids = facts.kv_engine_ids.or(told.then(BTreeMap::new));
         if entry.facts.as_deref() == Some(&facts) {
@@ -290,18 +291,14 @@ impl Book {
         vec![entry.describe()]
     }
 
-    /// The ids of a worker's engines as it tells them now. One that told them once and does not now is
-    /// remembered as such: what was registered is older still.
-    pub fn renamed(
-        &mut self,
-        slot: u32,
-        revision: u64,
-        ids: Option<BTreeMap<u32, String>>,
-    ) -> Vec<FleetChange> {
-        let facts = self.entries.get(&slot).and_then(|entry| entry.facts.as_deref().cloned());
-        facts.map_or_else(Vec::new, |facts| {
-            self.described(slot, revision, Facts { kv_engine_ids: ids, ..facts })
-        })
+    /// What a worker says now of what a restart changes.
+    pub fn retold(&mut self, slot: u32, revision: u64, change: impl FnOnce(&mut Facts)) -> Vec<FleetChange> {
+        let Some(facts) = self.entries.get(&slot).and_then(|entry| entry.facts.as_deref()) else {
+            return Vec::new();
+        };
+        let mut facts = facts.clone();
+        change(&mut facts);
+        self.described(slot, revision, facts)
     }
 
     /// Gives the worker's id and its status before, if that changes.

@@ -101,5 +101,7 @@ impl Settings {
 
 fn handoff_rules(config: &Config) -> handoff::Rules {
     let named = config.handoff.kv_connector_type.map(config::KvConnectorType::as_str);
-    handoff::Rules { kv_connector: named.and_then(Connector::from_aibrix) }
+    let generation_first = config.handoff.trt_schedule_style == config::TrtScheduleStyle::GenerationFirst;
+    let trt = handoff::TrtRule { generation_first, machine: config.handoff.trt_machine_id };
+    handoff::Rules { kv_connector: named.and_then(Connector::from_aibrix), trt }
 }

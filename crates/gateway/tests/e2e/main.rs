@@ -21,5 +21,6 @@ mod serving;
 mod slow;
 mod stopping;
 mod support;
+mod trtllm;
 mod windows;
 mod workers;

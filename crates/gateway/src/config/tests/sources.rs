@@ -1,6 +1,6 @@
 //! Which of several places wins, and how it is named.
 
-use super::super::{KvConnectorType, Source};
+use super::super::{KvConnectorType, Source, TrtScheduleStyle};
 use super::{Scratch, load, load_with};
 
 #[test]
@@ -114,4 +114,20 @@ fn aibrixs_variables_forgive_a_word_that_nobody_knows() {
             .starts_with("AIBRIX_KV_CONNECTOR_TYPE nfs: must be one of shfs, nixl, mooncake")
     );
     assert!(load_with("", &[("BATON_KV_CONNECTOR_TYPE", "nfs")]).is_err(), "Baton's own does not");
+}
+
+#[test]
+fn aibrixs_names_for_tensorrt_llm() {
+    let set = load_with(
+        "",
+        &[("AIBRIX_TRT_SCHEDULE_STYLE", " generation_first "), ("AIBRIX_TRT_MACHINE_ID", "1023")],
+    );
+    let config = set.unwrap().config.handoff;
+    assert_eq!((config.trt_schedule_style, config.trt_machine_id), (TrtScheduleStyle::GenerationFirst, 1023));
+    let parallel = load_with("", &[("AIBRIX_TRT_SCHEDULE_STYLE", "parallel")]).unwrap();
+    assert_eq!(parallel.config.handoff.trt_schedule_style, TrtScheduleStyle::ContextFirst);
+    assert_eq!(parallel.warnings().len(), 1, "J25: said, and context_first");
+    for machine in ["1024", "-1", "x"] {
+        assert!(load_with("", &[("AIBRIX_TRT_MACHINE_ID", machine)]).is_err(), "{machine}");
+    }
 }

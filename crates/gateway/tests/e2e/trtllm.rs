@@ -1,0 +1,102 @@
+//! TensorRT-LLM: the context server's answer becomes the generation request, or the client's answer; both at once only
+//! where the context server has said where its KV is. The engines' own part is scripted.
+
+use baton_core::fleet::{Engine, Role};
+use baton_sim::Dialect;
+use serde_json::json;
+
+use crate::support::{Ask, Gate, House, PROMPT, Plan, Step, until};
+
+async fn house(args: &str, labels: &'static [(&'static str, &'static str)]) -> House {
+    let register = move |spec: &mut baton_gateway::registry::Spec| {
+        (spec.engine, spec.kv_connector) = (Some(Engine::Trtllm), None);
+        if spec.role == Role::Prefill {
+            spec.labels.extend(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        }
+    };
+    let plan = Plan::pairs(Dialect::Vllm, 1, 1).tapped().no_retries().args(args).registered(register);
+    let mut house = plan.open().await;
+    house.no_after();
+    house
+}
+
+fn context_answer(finish_reason: &str) -> String {
+    let params = json!({"request_type": "context_only", "ctx_request_id": 9_007_199_254_740_993_u64, "disagg_request_id": 5,
+        "first_gen_tokens": [42]});
+    json!({"id": "c", "object": "chat.completion", "model": "m", "prompt_token_ids": [1, 2],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": finish_reason,
+            "disaggregated_params": params}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}})
+    .to_string()
+}
+
+#[tokio::test]
+async fn the_generation_request_carries_what_the_context_server_returned() {
+    let house = house("", &[]).await;
+    house.taps[0].script([Step::json(200, "", &context_answer("length"))]);
+    house.taps[1].script([Step::json(200, "", r#"{"id":"g","choices":[]}"#)]);
+    let reply = Ask::chat(PROMPT, 8).post(house.address).await;
+    assert_eq!((reply.status, reply.json()["id"].as_str()), (200, Some("g")));
+    let (context, generation) = (house.taps[0].last().json(), house.taps[1].last().json());
+    assert_eq!(context["disaggregated_params"]["request_type"], "context_only");
+    assert_eq!((&context["max_tokens"], &generation["max_tokens"]), (&json!(1), &json!(8)));
+    assert_eq!(generation["disaggregated_params"]["request_type"], "generation_only");
+    assert_eq!(generation["disaggregated_params"]["ctx_request_id"], json!(9_007_199_254_740_993_u64));
+    assert_eq!(generation["prompt_token_ids"], json!([1, 2]));
+    house.close().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_its_first_token_ended_is_the_clients() {
+    let house = house("", &[]).await;
+    house.taps[0].always([Step::json(200, "", &context_answer("stop"))]);
+    let plain = Ask::chat(PROMPT, 8).post(house.address).await;
+    assert_eq!((plain.status, plain.header("content-type")), (200, "application/json"));
+    assert_eq!(plain.json()["choices"][0]["message"]["content"], "x");
+    assert!(!plain.text().contains("disaggregated_params"));
+    let streamed = Ask::chat(PROMPT, 8).streamed().post(house.address).await;
+    assert_eq!((streamed.status, streamed.header("content-type")), (200, "text/event-stream"));
+    let chunk = &streamed.events()[0];
+    assert_eq!(
+        (&chunk["object"], &chunk["choices"][0]["delta"]["content"]),
+        (&json!("chat.completion.chunk"), &json!("x"))
+    );
+    assert_eq!(chunk["choices"][0]["finish_reason"], "stop");
+    assert!(streamed.text().ends_with("data: [DONE]\n\n"));
+    assert_eq!((house.taps[0].count(), house.taps[1].count()), (2, 0), "nothing is left to generate");
+    let served = house.page().await.sum("baton_exchanges_total", &[r#"outcome="served""#]);
+    assert!((served - 2.0).abs() < 0.1, "{served}");
+    house.close().await;
+}
+
+#[tokio::test]
+async fn both_at_once_needs_the_context_servers_word() {
+    let house = house("--trt-schedule-style generation_first", &[]).await;
+    let reply = Ask::chat(PROMPT, 8).post(house.address).await;
+    assert_eq!(reply.error(), (503, "trtllm_context_unknown".into()));
+    assert_eq!((house.taps[0].count(), house.taps[1].count()), (0, 0));
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_context_leg_that_fails_ends_the_generation_leg() {
+    let info = &[("ctx_info_endpoint", "tcp://127.0.0.1:5555"), ("ctx_dp_rank", "0")];
+    let house = house("--trt-schedule-style generation_first --trt-machine-id 7", info).await;
+    let gate = Gate::default();
+    house.taps[0].script([Step::Wait(gate.clone()), Step::json(400, "", r#"{"error":"too long"}"#)]);
+    house.taps[1].script([Step::Never]);
+    let address = house.address;
+    let reply = tokio::spawn(async move { Ask::chat(PROMPT, 8).streamed().post(address).await });
+    until("both legs are sent", || house.taps.iter().all(|tap| tap.count() == 1)).await;
+    gate.open();
+    let reply = reply.await.unwrap();
+    assert_eq!(reply.error(), (400, "prefill_bad_request".into()));
+    let generation = house.taps[1].last();
+    until("the generation leg is dropped", || generation.is_gone()).await;
+    let context = house.taps[0].last().json()["disaggregated_params"].clone();
+    let generation = generation.json()["disaggregated_params"].clone();
+    assert_eq!(context["disagg_request_id"], generation["ctx_request_id"]);
+    assert_eq!(context["disagg_request_id"].as_u64().unwrap() >> 12 & 0x3ff, 7, "this gateway's ids");
+    assert_eq!(generation["ctx_info_endpoint"], "tcp://127.0.0.1:5555");
+    house.close().await;
+}

@@ -70,7 +70,7 @@ async fn one_runs_some_wait_in_order_and_the_rest_is_turned_away() {
 }
 
 #[tokio::test]
-async fn a_permit_is_held_to_the_last_byte_and_a_waiter_that_leaves_takes_none() {
+async fn a20_a_permit_is_held_to_the_last_byte_and_a_waiter_that_leaves_takes_none() {
     let house = narrow("--queue-size 4").await;
     let (stream, gate) = hold(&house).await;
     let second = Raw::post(house.address, ask(1).path, &ask(1).body.to_string()).await;
@@ -88,7 +88,7 @@ async fn a_permit_is_held_to_the_last_byte_and_a_waiter_that_leaves_takes_none()
 }
 
 #[tokio::test]
-async fn a_body_dropped_half_way_gives_its_permit_back() {
+async fn a20_a_body_dropped_half_way_gives_its_permit_back() {
     let house = narrow("--queue-size 4").await;
     let (stream, _gate) = hold(&house).await;
     let second = send(&house, 1);

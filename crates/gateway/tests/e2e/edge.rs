@@ -216,7 +216,7 @@ async fn answers_name_the_request_and_the_workers() {
 }
 
 #[tokio::test]
-async fn hop_by_hop_headers_of_an_engine_stay_there() {
+async fn a18_hop_by_hop_headers_of_an_engine_stay_there() {
     let house = Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).tapped().open().await;
     let hop = "connection: close, x-foo, Keep-Alive\r\nx-foo: 1\r\nkeep-alive: timeout=5\r\nte: trailers\r\n\
                trailer: x\r\nproxy-authenticate: Basic\r\nupgrade: h2c\r\nx-smg-error-code: lies\r\nx-bar: 2\r\n\
@@ -244,7 +244,7 @@ async fn hop_by_hop_headers_of_an_engine_stay_there() {
 }
 
 #[tokio::test]
-async fn content_length_and_encoding_agree_with_the_body() {
+async fn a18_content_length_and_encoding_agree_with_the_body() {
     let house = Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).tapped().open().await;
     let ask = Ask::chat(PROMPT, 4);
     let plain = ask.served(house.address).await;

@@ -39,7 +39,7 @@ async fn abandoned(house: &House) {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_during_the_prefill_takes_it_along() {
+async fn a03_a_client_that_leaves_during_the_prefill_takes_it_along() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         for exit in EXITS {
             let house = House::pair(dialect).await;
@@ -140,7 +140,7 @@ async fn half_a_connection_is_served() {
 }
 
 #[tokio::test]
-async fn half_a_connection_is_served_however_long_the_engine_takes() {
+async fn a03_half_a_connection_is_served_however_long_the_engine_takes() {
     for streamed in [false, true] {
         let house = Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).tapped().open().await;
         let gate = Gate::default();

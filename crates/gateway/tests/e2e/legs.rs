@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Ask, Line, PROMPT, Plan, Reply, Seen, Step, request, sse};
+use crate::support::{Ask, PROMPT, Plan, Reply, Seen, Step, request};
 
 /// Every member that is the gateway's, with a value that must not come through.
 fn crafted() -> Value {
@@ -106,7 +106,7 @@ async fn a_clients_hand_off_fields_never_reach_whole_workers_or_other_connectors
 }
 
 #[tokio::test]
-async fn what_the_gateway_does_not_know_passes_to_the_byte() {
+async fn a29_what_the_gateway_does_not_know_passes_to_the_byte() {
     let odd = r#""chat_template_kwargs" : {"enable_thinking":false},"top_k":-1, "seed":9007199254740993,"temperature":0.10,"x_vendor":{"deep":[1,2,{"k":null}],"\u00e9":"\ud83d\ude00 \u0000"},"logit_bias":{"50256":-100},"user":"\"kv_transfer_params\":1""#;
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = Plan::pairs(dialect, 1, 1).tapped().open().await;
@@ -127,35 +127,7 @@ async fn what_the_gateway_does_not_know_passes_to_the_byte() {
 }
 
 #[tokio::test]
-async fn a_prefill_leg_of_vllm_asks_for_one_token_in_the_clients_spelling() {
-    let house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().open().await;
-    let stream = json!({"stream": true, "stream_options": {"include_usage": true}, "min_tokens": 5, "n": 1});
-    Ask::chat(PROMPT, 64).with(stream.clone()).served(house.address).await;
-    let (prefill, decode) = (house.taps[0].last().json(), house.taps[1].last().json());
-    for gone in ["stream_options", "min_tokens", "max_completion_tokens"] {
-        assert!(prefill.get(gone).is_none(), "{gone}: {prefill}");
-    }
-    assert_eq!(
-        (&prefill["stream"], &prefill["max_tokens"], &prefill["n"]),
-        (&json!(false), &json!(1), &json!(1))
-    );
-    for (key, value) in stream.as_object().unwrap() {
-        assert_eq!(&decode[key], value);
-    }
-    assert_eq!(decode["max_tokens"], 64);
-    let ask = Ask::chat(PROMPT, 20).without("max_tokens").with(json!({"max_completion_tokens": 20}));
-    ask.served(house.address).await;
-    let (prefill, decode) = (house.taps[0].last().json(), house.taps[1].last().json());
-    assert_eq!((prefill.get("max_tokens"), &prefill["max_completion_tokens"]), (None, &json!(1)));
-    assert_eq!((decode.get("max_tokens"), &decode["max_completion_tokens"]), (None, &json!(20)));
-    Ask::chat(PROMPT, 20).without("max_tokens").expecting(256).served(house.address).await;
-    let decode = house.taps[1].last().json();
-    assert!(decode.get("max_tokens").is_none() && decode.get("max_completion_tokens").is_none(), "{decode}");
-    house.close().await;
-}
-
-#[tokio::test]
-async fn what_a_prefill_returns_is_relayed_value_for_value() {
+async fn a09_what_a_prefill_returns_is_relayed_value_for_value() {
     let house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().open().await;
     let ids: Vec<String> = (0..2000_u64).map(|i| (9_223_372_036_854_775_807 - i).to_string()).collect();
     let params = format!(
@@ -172,11 +144,17 @@ async fn what_a_prefill_returns_is_relayed_value_for_value() {
     assert_eq!((reply.status, reply.text()), (200, r#"{"id":"d"}"#.to_owned()));
     let decode = String::from_utf8(house.taps[1].last().body.to_vec()).unwrap();
     assert!(decode.contains(&params), "{decode}");
+    house.taps[0].script([Step::json(200, "", r#"{"id":"p","choices":[]}"#)]);
+    Ask::chat(PROMPT, 8).served(house.address).await;
+    let page = house.page().await;
+    for result in [r#"result="relayed""#, r#"result="missing""#] {
+        assert_eq!(page.sum("baton_handoffs_total", &[result]), 1.0, "{result}");
+    }
     house.close().await;
 }
 
 #[tokio::test]
-async fn ids_are_fresh_for_every_attempt_and_never_the_clients() {
+async fn a10_ids_are_fresh_for_every_attempt_and_never_the_clients() {
     let house = Plan::pairs(Dialect::Sglang, 1, 2).tapped().open().await;
     for tap in &house.taps[1..] {
         tap.script([Step::json(503, "", "{}")]);
@@ -316,7 +294,7 @@ async fn only_known_headers_of_a_client_reach_the_engines() {
 }
 
 #[tokio::test]
-async fn a_chunked_request_is_sent_on_with_its_length() {
+async fn a18_a_chunked_request_is_sent_on_with_its_length() {
     let house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().open().await;
     let ask = Ask::chat(PROMPT, 8);
     let body = ask.body.to_string();
@@ -331,31 +309,5 @@ async fn a_chunked_request_is_sent_on_with_its_length() {
     for tap in &house.taps {
         assert_eq!(tap.last().header("content-length"), tap.last().body.len().to_string());
     }
-    house.close().await;
-}
-
-#[tokio::test]
-async fn a_redirect_is_not_followed_and_early_hints_are_skipped() {
-    let mut house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().no_retries().open().await;
-    house.may_expire(0);
-    let away = "location: http://127.0.0.1:1/elsewhere\r\n";
-    house.taps[0].script([Step::json(307, away, "")]);
-    let reply = Ask::chat(PROMPT, 8).post(house.address).await;
-    assert_eq!(reply.error(), (502, "prefill_upstream_error".into()));
-    assert_eq!(reply.header("location"), "");
-    let mut steps =
-        vec![Step::say("HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")];
-    steps.extend(sse(&["data: {\"choices\":[]}\n\n", "data: [DONE]\n\n"]));
-    steps.pop();
-    steps.push(Step::say("0\r\nx-trailer: t\r\n\r\n"));
-    house.taps[1].script(steps);
-    let ask = Ask::chat(PROMPT, 1).streamed();
-    let mut line = Line::open(house.address).await;
-    let reply = line.post(ask.path, &ask.body).await;
-    assert_eq!((reply.status, reply.broken), (200, false));
-    assert_eq!(reply.text(), "data: {\"choices\":[]}\n\ndata: [DONE]\n\n");
-    // The connection is good for another one.
-    ask.check(&line.post(ask.path, &ask.body).await);
-    drop(line);
     house.close().await;
 }

@@ -10,6 +10,7 @@ mod apis;
 mod edge;
 mod fan;
 mod faults;
+mod field;
 mod leaving;
 mod legs;
 mod logprobs;

@@ -50,7 +50,7 @@ async fn ask(house: &House) {
 }
 
 #[tokio::test]
-async fn a_restarted_prefill_is_asked_for_its_new_id() {
+async fn a11_a_restarted_prefill_is_asked_for_its_new_id() {
     let bootstrap = FakeWorker::start().await;
     bootstrap.page("/query", 200, &ids(&["e-1"]));
     let house = house(&bootstrap).await;

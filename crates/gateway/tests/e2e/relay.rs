@@ -17,7 +17,7 @@ fn ask() -> Ask {
 }
 
 #[tokio::test]
-async fn a_stream_arrives_to_the_byte_wherever_it_is_split() {
+async fn a13_a_stream_arrives_to_the_byte_wherever_it_is_split() {
     let house = one_worker("").await;
     let whole = format!("{CHUNK}{USAGE}{DONE}");
     let mut line = Line::open(house.address).await;

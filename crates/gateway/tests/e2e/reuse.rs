@@ -47,7 +47,7 @@ async fn a_connection_serves_again_after_a_whole_answer() {
 }
 
 #[tokio::test]
-async fn a_reused_connection_that_dies_unheard_is_sent_on_once_more() {
+async fn a23_a_reused_connection_that_dies_unheard_is_sent_on_once_more() {
     for end in [Step::Fin, Step::Reset] {
         let house = one_worker("--disable-retries").await;
         ask(0).served(house.address).await;
@@ -133,7 +133,7 @@ async fn kv_that_a_dead_decode_may_have_read_is_not_read_again() {
 }
 
 #[tokio::test]
-async fn a_new_connection_that_dies_unheard_is_a_fault() {
+async fn a23_a_new_connection_that_dies_unheard_is_a_fault() {
     for end in [Step::Fin, Step::Reset] {
         let house = one_worker("--disable-retries").await;
         house.taps[0].script([end.clone()]);
@@ -172,7 +172,7 @@ async fn a_reused_connection_that_had_begun_to_answer_is_not_sent_on_again() {
 }
 
 #[tokio::test]
-async fn connections_that_the_engine_closed_meanwhile_cost_no_request() {
+async fn a23_connections_that_the_engine_closed_meanwhile_cost_no_request() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = Plan::pairs(dialect, 1, 1).no_retries().open().await;
         for at in 0..100 {

@@ -69,7 +69,7 @@ async fn an_unknown_connector_of_vllm_still_serves() {
 }
 
 #[tokio::test]
-async fn several_samples_and_several_prompts_are_kept_apart_on_vllm() {
+async fn a12_several_samples_and_several_prompts_are_kept_apart_on_vllm() {
     let house = House::pair(Dialect::Vllm).await;
     for streamed in [false, true] {
         let ask = Ask::chat(PROMPT, 6).with(json!({"n": 3, "stream": streamed}));
@@ -92,7 +92,7 @@ async fn several_samples_and_several_prompts_are_kept_apart_on_vllm() {
 }
 
 #[tokio::test]
-async fn several_prompts_get_a_room_each_on_sglang() {
+async fn a12_several_prompts_get_a_room_each_on_sglang() {
     let house = House::pair(Dialect::Sglang).await;
     for streamed in [false, true] {
         let prompts = ["one fish swims", "two fish swim", "red fish"];
@@ -134,7 +134,7 @@ async fn prompts_of_token_ids_are_one_prompt_or_a_list() {
 }
 
 #[tokio::test]
-async fn a_limit_of_one_token_is_one_token_and_of_none_is_the_engines_to_refuse() {
+async fn ua11_a_limit_of_one_token_is_one_token_and_of_none_is_the_engines_to_refuse() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = House::pair(dialect).await;
         let one = Ask::chat(PROMPT, 1);
@@ -191,7 +191,7 @@ async fn log_probabilities_come_through() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_the_answer_where_it_stands() {
+async fn ua12_a_stop_string_ends_the_answer_where_it_stands() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = House::pair(dialect).await;
         let ask = Ask::chat(PROMPT, 20);

@@ -47,7 +47,7 @@ async fn the_generation_request_carries_what_the_context_server_returned() {
 }
 
 #[tokio::test]
-async fn an_answer_that_its_first_token_ended_is_the_clients() {
+async fn ua12_an_answer_that_its_first_token_ended_is_the_clients() {
     let house = house("", &[]).await;
     house.taps[0].always([Step::json(200, "", &context_answer("stop"))]);
     let plain = Ask::chat(PROMPT, 8).post(house.address).await;

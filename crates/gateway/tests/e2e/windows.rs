@@ -14,7 +14,7 @@ async fn narrow(dialect: Dialect, args: &str) -> House {
 }
 
 #[tokio::test]
-async fn a_burst_wider_than_the_window_is_served_in_turn() {
+async fn a30_a_burst_wider_than_the_window_is_served_in_turn() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = narrow(dialect, "").await;
         let address = house.address;

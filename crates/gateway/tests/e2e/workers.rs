@@ -236,7 +236,7 @@ async fn a_breaker_opens_rests_probes_and_closes() {
 }
 
 #[tokio::test]
-async fn clients_mistakes_and_push_back_open_no_breaker() {
+async fn a21_clients_mistakes_open_no_breaker() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let mut house = Plan::pairs(dialect, 1, 1).args("--cb-failure-threshold 3").open().await;
         for at in 0..12 {
@@ -247,7 +247,12 @@ async fn clients_mistakes_and_push_back_open_no_breaker() {
         ask(0).served(house.address).await;
         house.quiet().await;
         house.close().await;
+    }
+}
 
+#[tokio::test]
+async fn a22_push_back_opens_no_breaker() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
         // One of two pushes back all the time: the other one serves.
         let plan =
             Plan::pairs(dialect, 1, 2).args("--cb-failure-threshold 3").engines(|s| s.timeout_scale = 0.05);
@@ -273,7 +278,7 @@ async fn clients_mistakes_and_push_back_open_no_breaker() {
 }
 
 #[tokio::test]
-async fn an_engine_that_was_restarted_on_its_address_serves_with_its_new_self() {
+async fn a11_an_engine_that_was_restarted_on_its_address_serves_with_its_new_self() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = Plan::pairs(dialect, 1, 1)
             .args("--retry-initial-backoff-ms 20 --retry-max-backoff-ms 200")

@@ -300,7 +300,12 @@ impl Registry {
         let mut book = self.book();
         let (out, changes) = f(&mut book)?;
         if !changes.is_empty() {
-            let next = self.0.fleet.load().with(changes);
+            let last = self.0.fleet.load();
+            let next = last.with(changes);
+            let why = next.no_pair().filter(|why| last.no_pair() != Some(why));
+            if let Some(why) = why {
+                tracing::warn!(why, "no prefill and decode worker may pair");
+            }
             self.0.fleet.store(Arc::new(next));
         }
         drop(book);

@@ -5,6 +5,7 @@
 //! the [`Seat`], which is shared between snapshots, so a change of labels loses no count.
 
 mod health;
+mod index;
 pub mod pairing;
 mod worker;
 
@@ -14,12 +15,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 pub use health::{Health, HealthRule, Status};
-pub use pairing::{Descriptor, PairingMode, mismatch, pairing_key};
+pub use pairing::{Descriptor, Mismatch, PairingMode, mismatch, pairing_key};
 pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, host_of};
 
 use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
 use crate::load::Load;
 use crate::time::Instant;
+use index::{Partners, apart};
 
 /// The live state of one worker that outlives a change of its description.
 #[derive(Debug, Default)]
@@ -146,6 +148,7 @@ pub struct Fleet {
     prefill: Vec<Prefill>,
     decode: Vec<Arc<Seat>>,
     whole: Vec<Arc<Seat>>,
+    no_pair: Option<Arc<str>>,
 }
 
 /// A prefill worker and the decode workers it may pair with.
@@ -186,11 +189,12 @@ impl Fleet {
         let by = |role| seats.values().filter(move |s| s.worker.role == role).cloned();
         let decode: Vec<_> = by(Role::Decode).collect();
         let mut partners = Partners::of(mode, &decode);
-        let prefill = by(Role::Prefill)
+        let prefill: Vec<Prefill> = by(Role::Prefill)
             .map(|seat| Prefill { partners: partners.list(Descriptor::of(&seat.worker)), seat })
             .collect();
+        let no_pair = apart(mode, &prefill, &decode).map(Arc::from);
         let whole = by(Role::Whole).collect();
-        Fleet { mode, prefill, decode, whole, seats }
+        Fleet { mode, prefill, decode, whole, no_pair, seats }
     }
 
     pub fn seats(&self) -> impl Iterator<Item = &Arc<Seat>> {
@@ -244,63 +248,8 @@ impl Fleet {
 
     /// Why no prefill pairs with any decode: differing components and both legs' keys.
     /// `None` if some pair exists or one of the legs has no worker at all.
-    pub fn no_pair(&self) -> Option<String> {
-        if self.prefill.is_empty()
-            || self.decode.is_empty()
-            || self.prefill.iter().any(|p| !p.partners.is_empty())
-        {
-            return None;
-        }
-        let sorted = |mut v: Vec<String>| {
-            v.sort_unstable();
-            v.dedup();
-            v.join(", ")
-        };
-        let p: Vec<_> = self.prefill.iter().map(|p| Descriptor::of(&p.seat.worker)).collect();
-        let d: Vec<_> = self.decode.iter().map(|s| Descriptor::of(&s.worker)).collect();
-        let why = p.iter().flat_map(|p| d.iter().filter_map(|d| mismatch(self.mode, p, d))).collect();
-        let keys = |v: &[Descriptor]| sorted(v.iter().map(Descriptor::key).collect());
-        Some(format!("mismatch in {}; prefill [{}], decode [{}]", sorted(why), keys(&p), keys(&d)))
-    }
-}
-
-/// Who pairs with whom, worked out once for each description and not for each pair: a large fleet has
-/// thousands of workers and a handful of descriptions.
-struct Partners<'a> {
-    mode: PairingMode,
-    decode: &'a [Arc<Seat>],
-    /// Each decode worker's description.
-    described: Vec<usize>,
-    distinct: Vec<Descriptor>,
-    lists: BTreeMap<Descriptor, Arc<[Arc<Seat>]>>,
-}
-
-impl<'a> Partners<'a> {
-    fn of(mode: PairingMode, decode: &'a [Arc<Seat>]) -> Partners<'a> {
-        let mut index: BTreeMap<Descriptor, usize> = BTreeMap::new();
-        let described = decode.iter().map(|s| {
-            let next = index.len();
-            *index.entry(Descriptor::of(&s.worker)).or_insert(next)
-        });
-        let described = described.collect();
-        let mut distinct: Vec<_> = index.into_iter().collect();
-        distinct.sort_unstable_by_key(|(_, at)| *at);
-        let distinct = distinct.into_iter().map(|(descriptor, _)| descriptor).collect();
-        Partners { mode, decode, described, distinct, lists: BTreeMap::new() }
-    }
-
-    /// The decode workers that a prefill worker of this description may pair with.
-    fn list(&mut self, own: Descriptor) -> Arc<[Arc<Seat>]> {
-        if let Some(list) = self.lists.get(&own) {
-            return list.clone();
-        }
-        let fits: Vec<bool> = self.distinct.iter().map(|d| mismatch(self.mode, &own, d).is_none()).collect();
-        let partner = |(seat, at): (&Arc<Seat>, &usize)| {
-            fits.get(*at).copied().unwrap_or_default().then(|| Arc::clone(seat))
-        };
-        let list: Arc<[Arc<Seat>]> = self.decode.iter().zip(&self.described).filter_map(partner).collect();
-        self.lists.insert(own, list.clone());
-        list
+    pub fn no_pair(&self) -> Option<&str> {
+        self.no_pair.as_deref()
     }
 }
 

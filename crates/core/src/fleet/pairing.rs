@@ -1,6 +1,12 @@
 //! Who may pair with whom: worked out when workers join or leave, never per request.
 //!
-//! Rules and their order are SMG's (its page, "Prefill/Decode Pairing", and 1.13's source).
+//! Rules and their order are SMG's (its page, "Prefill/Decode Pairing", and 1.13's source), after one of
+//! AIBrix's that comes first: legs pair only inside their roleset (its page, the label `roleset-name`), and legs
+//! without one only with each other. A roleset says where workers stand, not what they speak, so neither
+//! [`PairingMode::Off`] nor a shared explicit protocol reaches over its wall. AIBrix ignores a leg without a
+//! roleset; SMG knows no rolesets, and pairs all of them: kept apart, both get what they are used to.
+
+use std::fmt;
 
 use super::worker::{Engine, Role, Worker};
 
@@ -16,6 +22,7 @@ pub enum PairingMode {
 /// What is compared of one leg.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Descriptor {
+    roleset: Option<String>,
     runtime: Option<Engine>,
     explicit: Option<String>,
     transport: Option<String>,
@@ -31,6 +38,9 @@ const LAYOUT: [(&str, &str); 4] = [
     ("model_dtype", "model"),
 ];
 
+/// AIBrix's label of the group inside which legs pair.
+const ROLESET: &str = "roleset-name";
+
 impl Descriptor {
     pub fn of(w: &Worker) -> Descriptor {
         let lower = |s: &str| s.to_ascii_lowercase();
@@ -42,6 +52,7 @@ impl Descriptor {
             value.map(lower)
         });
         Descriptor {
+            roleset: w.label(ROLESET).map(str::to_owned),
             runtime: (w.engine != Engine::Unspecified).then_some(w.engine),
             explicit,
             transport: transport(w),
@@ -50,8 +61,20 @@ impl Descriptor {
         }
     }
 
-    /// As `GET /workers` shows it in `pd_pairing`.
+    /// The group inside which it pairs.
+    pub fn roleset(&self) -> Option<&str> {
+        self.roleset.as_deref()
+    }
+
+    /// As `GET /workers` shows it in `pd_pairing`: SMG's key, and behind it the roleset.
     pub fn key(&self) -> String {
+        match &self.roleset {
+            Some(roleset) => format!("{}@{roleset}", self.protocol()),
+            None => self.protocol(),
+        }
+    }
+
+    fn protocol(&self) -> String {
         if let Some(e) = &self.explicit {
             return e.clone();
         }
@@ -86,27 +109,47 @@ fn transport(w: &Worker) -> Option<String> {
     }
 }
 
-/// Why two legs do not pair: the component that differs. `None`: they pair.
-pub fn mismatch(mode: PairingMode, a: &Descriptor, b: &Descriptor) -> Option<String> {
+/// Why two legs do not pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mismatch {
+    component: &'static str,
+    /// A leg does not say, where it has to.
+    unknown: bool,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.unknown { "unknown " } else { "" })?;
+        f.write_str(self.component)
+    }
+}
+
+/// Why two legs do not pair: the first component that differs. `None`: they pair.
+pub fn mismatch(mode: PairingMode, a: &Descriptor, b: &Descriptor) -> Option<Mismatch> {
+    let differs = |component| Some(Mismatch { component, unknown: false });
+    if a.roleset != b.roleset {
+        return differs(ROLESET);
+    }
     if mode == PairingMode::Off {
         return None;
     }
     let strict = mode == PairingMode::Strict;
-    let known = |name: &str, x: Option<&str>, y: Option<&str>, need: bool| match (x, y) {
-        (Some(x), Some(y)) if x != y => Some(name.to_owned()),
+    let missing = |component| strict.then_some(Mismatch { component, unknown: true });
+    let known = |component, x: Option<&str>, y: Option<&str>, need: bool| match (x, y) {
+        (Some(x), Some(y)) if x != y => differs(component),
         (Some(_), Some(_)) => None,
         (None, None) if !need => None,
-        _ if strict => Some(format!("unknown {name}")),
-        _ => None,
+        _ => missing(component),
     };
-    if let m @ Some(_) = known("runtime", a.runtime.map(Engine::as_str), b.runtime.map(Engine::as_str), true)
-    {
+    let runtime = |d: &Descriptor| d.runtime.map(Engine::as_str);
+    if let m @ Some(_) = known("runtime", runtime(a), runtime(b), true) {
         return m;
     }
     match (&a.explicit, &b.explicit) {
-        (Some(x), Some(y)) => return (x != y).then(|| "pairing_protocol".to_owned()),
+        (Some(x), Some(y)) if x == y => return None,
+        (Some(_), Some(_)) => return differs("pairing_protocol"),
         (None, None) => {}
-        _ if strict => return Some("unknown pairing_protocol".to_owned()),
+        _ if strict => return missing("pairing_protocol"),
         _ => {}
     }
     if let m @ Some(_) = known("transport", a.transport.as_deref(), b.transport.as_deref(), true) {
@@ -117,8 +160,8 @@ pub fn mismatch(mode: PairingMode, a: &Descriptor, b: &Descriptor) -> Option<Str
             return m;
         }
     }
-    match (strict, &a.version, &b.version) {
-        (true, Some(x), Some(y)) if x != y => Some("version".to_owned()),
+    match (&a.version, &b.version) {
+        (Some(x), Some(y)) if strict && x != y => differs("version"),
         _ => None,
     }
 }
@@ -126,81 +169,4 @@ pub fn mismatch(mode: PairingMode, a: &Descriptor, b: &Descriptor) -> Option<Str
 /// `pd_pairing` of a worker: only prefill and decode workers have one.
 pub fn pairing_key(w: &Worker) -> Option<String> {
     matches!(w.role, Role::Prefill | Role::Decode).then(|| Descriptor::of(w).key())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn w(engine: Engine, set: &[(&str, &str)]) -> Worker {
-        let mut w = Worker::new("i", "http://a:1", Role::Prefill);
-        w.engine = engine;
-        for (k, v) in set {
-            match *k {
-                "kv_connector" => w.kv_connector = Some((*v).into()),
-                _ => drop(w.labels.insert((*k).into(), (*v).into())),
-            }
-        }
-        w
-    }
-
-    #[test]
-    fn keys_read_as_the_page_shows_them() {
-        let vllm = w(
-            Engine::Vllm,
-            &[
-                ("kv_connector", "NixlConnector"),
-                ("kv_cache_dtype", "auto"),
-                ("block_size", "16"),
-                ("attention_backend", "FLASH_ATTN"),
-                ("model_dtype", "torch.bfloat16"),
-            ],
-        );
-        assert_eq!(
-            Descriptor::of(&vllm).key(),
-            "vllm/nixl/dtype=auto,page=16,attn=flash_attn,model=torch.bfloat16"
-        );
-        let write = w(Engine::Vllm, &[("kv_connector", "MoRIIOConnector"), ("moriio_mode", "WRITE")]);
-        assert_eq!(Descriptor::of(&write).key(), "vllm/moriio-write/?");
-        assert_eq!(Descriptor::of(&w(Engine::Sglang, &[])).key(), "sglang/?/?");
-        assert_eq!(Descriptor::of(&w(Engine::Sglang, &[("pairing_protocol", " x ")])).key(), "x");
-    }
-
-    #[test]
-    fn refusals_by_mode() {
-        use PairingMode::{Lenient, Off, Strict};
-        let sg = |set: &[(&str, &str)]| w(Engine::Sglang, set);
-        let mc = ("disaggregation_transfer_backend", "mooncake");
-        let nx = ("disaggregation_transfer_backend", "nixl");
-        let rows: Vec<(Worker, Worker, Option<&str>, Option<&str>)> = vec![
-            (sg(&[]), sg(&[]), None, Some("unknown transport")),
-            (sg(&[mc]), sg(&[nx]), Some("transport"), Some("transport")),
-            (sg(&[]), w(Engine::Vllm, &[]), Some("runtime"), Some("runtime")),
-            (w(Engine::Unspecified, &[]), sg(&[mc]), None, Some("unknown runtime")),
-            (sg(&[mc, ("version", "1")]), sg(&[mc, ("version", "2")]), None, Some("version")),
-            (sg(&[mc, ("version", "1")]), sg(&[mc]), None, None),
-            (sg(&[mc, ("page_size", "64")]), sg(&[mc]), None, Some("unknown page_size")),
-            (
-                sg(&[mc, ("page_size", "64")]),
-                sg(&[mc, ("page_size", "1")]),
-                Some("page_size"),
-                Some("page_size"),
-            ),
-            (sg(&[nx, ("pairing_protocol", "a")]), sg(&[mc, ("pairing_protocol", "a")]), None, None),
-            (sg(&[mc, ("pairing_protocol", "a")]), sg(&[mc]), None, Some("unknown pairing_protocol")),
-            (
-                sg(&[("pairing_protocol", "a")]),
-                sg(&[("pairing_protocol", "b")]),
-                Some("pairing_protocol"),
-                Some("pairing_protocol"),
-            ),
-        ];
-        for (i, (a, b, lenient, strict)) in rows.iter().enumerate() {
-            let (a, b) = (Descriptor::of(a), Descriptor::of(b));
-            assert_eq!(mismatch(Off, &a, &b), None, "row {i}");
-            assert_eq!(mismatch(Lenient, &a, &b).as_deref(), *lenient, "row {i} lenient");
-            assert_eq!(mismatch(Strict, &a, &b).as_deref(), *strict, "row {i} strict");
-            assert_eq!(mismatch(Strict, &b, &a).as_deref(), *strict, "row {i} strict, turned round");
-        }
-    }
 }

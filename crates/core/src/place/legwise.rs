@@ -120,7 +120,7 @@ fn absent(look: &Look<'_>) -> Miss {
     } else if fleet.decode().is_empty() {
         Fault::NoWorker { leg: LegName::Decode, registered: false }
     } else if let Some(detail) = fleet.no_pair() {
-        Fault::NoPair { detail }
+        Fault::NoPair { detail: detail.to_owned() }
     } else {
         let prefill_up = fleet.prefill().iter().any(|p| look.fits(&p.seat));
         let leg = if prefill_up { LegName::Decode } else { LegName::Prefill };

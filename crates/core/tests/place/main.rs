@@ -5,6 +5,7 @@
 
 mod any_fleet;
 mod burst;
+mod pairs;
 mod partner;
 mod probes;
 mod spread;

@@ -122,11 +122,11 @@ fn item(setting: &Setting, node: Node) -> Result<String, (usize, String)> {
     let (line, path) = (node.line, setting.path());
     match node.value {
         Tree::Map(entries) if setting.shape == Shape::Leg => {
-            let (mut url, mut port) = (None, String::from("none"));
+            let (mut url, mut port) = (None, String::new());
             for (key, node) in entries {
                 match key.as_str() {
                     "url" => url = Some(scalar(node, "url")?),
-                    "bootstrap_port" if matches!(node.value, Tree::Null) => {}
+                    "bootstrap_port" if matches!(node.value, Tree::Null) => port = "none".into(),
                     "bootstrap_port" => port = scalar(node, "bootstrap_port")?,
                     _ => {
                         return Err((
@@ -136,7 +136,7 @@ fn item(setting: &Setting, node: Node) -> Result<String, (usize, String)> {
                     }
                 }
             }
-            url.map(|url| format!("{url} {port}"))
+            url.map(|url| format!("{url} {port}").trim_end().to_owned())
                 .ok_or_else(|| (line, format!("an item of {path} has no url")))
         }
         _ => scalar(node, &path),

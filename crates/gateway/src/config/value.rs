@@ -101,6 +101,8 @@ pub struct Leg {
     pub url: WorkerUrl,
     /// The port of the worker's bootstrap server.
     pub bootstrap_port: Option<u16>,
+    /// `none` was given: it has no bootstrap server, whatever it says of itself.
+    pub no_bootstrap: bool,
 }
 
 impl Leg {
@@ -109,11 +111,11 @@ impl Leg {
     pub fn new(text: &str) -> Result<Leg, String> {
         let mut words = text.split_whitespace();
         let url = WorkerUrl::new(words.next().unwrap_or_default())?;
-        let bootstrap_port = match words.next() {
-            None => None,
-            Some(word) if word.eq_ignore_ascii_case("none") => None,
+        let (bootstrap_port, no_bootstrap) = match words.next() {
+            None => (None, false),
+            Some(word) if word.eq_ignore_ascii_case("none") => (None, true),
             Some(word) => match word.parse::<u16>() {
-                Ok(port) if port != 0 => Some(port),
+                Ok(port) if port != 0 => (Some(port), false),
                 _ => {
                     return Err(format!(
                         "bootstrap port {word:?} must be a port between 1 and 65535, or none"
@@ -123,7 +125,7 @@ impl Leg {
         };
         match words.next() {
             Some(word) => Err(format!("{word:?} is one word too many after {url}")),
-            None => Ok(Leg { url, bootstrap_port }),
+            None => Ok(Leg { url, bootstrap_port, no_bootstrap }),
         }
     }
 }
@@ -132,6 +134,7 @@ impl fmt::Display for Leg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bootstrap_port {
             Some(port) => write!(f, "{} {port}", self.url),
+            None if self.no_bootstrap => write!(f, "{} none", self.url),
             None => write!(f, "{}", self.url),
         }
     }

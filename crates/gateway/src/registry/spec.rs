@@ -27,6 +27,8 @@ pub struct Spec {
     pub cost: f64,
     pub api_key: Option<Secret>,
     pub bootstrap_port: Option<u16>,
+    /// It has none, whatever it says of itself.
+    pub no_bootstrap: bool,
     pub dp_base_url: Option<String>,
     pub dp_rank: Option<u32>,
     pub dp_size: Option<u32>,
@@ -90,6 +92,7 @@ impl Spec {
             cost: 1.0,
             api_key: None,
             bootstrap_port: None,
+            no_bootstrap: false,
             dp_base_url: None,
             dp_rank: None,
             dp_size: None,
@@ -127,7 +130,8 @@ impl Spec {
         w.kv_engine_id.clone_from(&self.kv_engine_id);
         w.kv_engine_ids = facts.and_then(|f| f.kv_engine_ids.clone());
         w.kv_role.clone_from(&self.kv_role);
-        w.bootstrap_port = self.bootstrap_port.or(facts.and_then(|f| f.bootstrap_port));
+        let found = facts.filter(|_| !self.no_bootstrap).and_then(|f| f.bootstrap_port);
+        w.bootstrap_port = self.bootstrap_port.or(found);
         w.dp_rank = self.dp_rank;
         w.dp_size = self.dp_size.or(facts.and_then(|f| f.dp_size));
         w.pairing_protocol.clone_from(&self.pairing_protocol);
@@ -199,6 +203,8 @@ mod tests {
         assert_eq!((w.bootstrap_port, w.dp_size, w.engine), (Some(9000), Some(2), Engine::Sglang));
         assert_eq!(w.models, ["m"]);
         spec.labels.clear();
+        spec.no_bootstrap = true;
+        assert_eq!(spec.worker("i", Some(&facts)).bootstrap_port, None);
         spec.bootstrap_port = Some(8998);
         spec.engine = Some(Engine::Vllm);
         let w = spec.worker("i", Some(&facts));

@@ -16,6 +16,7 @@ mod legs;
 mod logprobs;
 mod mooncake;
 mod moriio;
+mod pairing;
 mod relay;
 mod reuse;
 mod serving;

@@ -70,7 +70,7 @@ fn environment_lists_switches_and_foreign_names() {
     let loaded = load_with("", &env).unwrap();
     let workers = &loaded.config.workers;
     let legs: Vec<String> = workers.prefill.iter().map(ToString::to_string).collect();
-    assert_eq!(legs, ["http://a:1 8998", "http://b:1"]);
+    assert_eq!(legs, ["http://a:1 8998", "http://b:1 none"]);
     assert_eq!(workers.decode.len(), 2);
     assert!(workers.pd_disaggregation && !loaded.config.log.json);
     assert_eq!(loaded.config.affinity.cache_boundaries, [1, 2, 3]);

@@ -15,15 +15,15 @@ fn error(text: &str) -> String {
 #[test]
 fn every_form_of_a_list_of_workers() {
     let forms = [
-        "workers:\n  prefill:\n    - http://a:1 8998\n    - http://b:1\n",
-        "workers:\n  prefill:\n    - url: http://a:1\n      bootstrap_port: 8998\n    - url: http://b:1\n      bootstrap_port: null\n",
-        "workers: {prefill: ['http://a:1 8998', 'http://b:1 none']}",
+        "workers:\n  prefill:\n    - http://a:1 8998\n    - http://b:1 none\n    - http://c:1\n",
+        "workers:\n  prefill:\n    - url: http://a:1\n      bootstrap_port: 8998\n    - url: http://b:1\n      bootstrap_port: null\n    - url: http://c:1\n",
+        "workers: {prefill: ['http://a:1 8998', 'http://b:1 none', 'http://c:1']}",
     ];
     for (at, form) in forms.iter().enumerate() {
         let scratch = Scratch::new(&format!("form-{at}"), form);
         let config = load(&format!("--config {}", scratch.path())).unwrap().config;
         let legs: Vec<String> = config.workers.prefill.iter().map(ToString::to_string).collect();
-        assert_eq!(legs, ["http://a:1 8998", "http://b:1"], "{form}");
+        assert_eq!(legs, ["http://a:1 8998", "http://b:1 none", "http://c:1"], "{form}");
     }
 }
 

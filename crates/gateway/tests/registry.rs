@@ -136,7 +136,7 @@ async fn engines_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_context_server_is_asked_where_its_kv_is_at_each_check() {
+async fn aibrix_j22_a_context_server_is_asked_where_its_kv_is_at_each_check() {
     let fake = FakeWorker::start().await;
     fake.models("tensorrt_llm", "m");
     let said = |endpoint: &str| {
@@ -157,6 +157,29 @@ async fn a_context_server_is_asked_where_its_kv_is_at_each_check() {
     fake.page("/server_info", 200, r#"{"disaggregated_params":{}}"#);
     until(&registry, "no word any more", endpoint(None)).await;
     assert_eq!(worker(&registry, 0).seat.pulse.status(), Status::Ready);
+}
+
+#[tokio::test]
+async fn aibrix_j21_a_context_server_that_answers_otherwise_has_said_nothing() {
+    let elsewhere = FakeWorker::start().await;
+    let said = r#"{"disaggregated_params":{"ctx_dp_rank":0,"ctx_info_endpoint":"tcp://a:1"}}"#;
+    elsewhere.page("/server_info", 200, said);
+    for status in [404, 500, 307, 204] {
+        let fake = FakeWorker::start().await;
+        fake.models("tensorrt_llm", "m");
+        fake.page("/server_info", status, said);
+        let registry = started(hasty());
+        registry.add(Spec::new(fake.url(), Role::Prefill)).unwrap();
+        until(&registry, "it is known", |list| list.iter().all(|w| w.facts.is_some())).await;
+        assert_eq!(worker(&registry, 0).seat.worker.label("ctx_info_endpoint"), None, "{status}");
+        // It is asked again at the next check, and the next good answer counts.
+        fake.page("/server_info", 200, said);
+        until(&registry, "the good answer counts", |list| {
+            list.iter().all(|w| w.seat.worker.label("ctx_info_endpoint") == Some("tcp://a:1"))
+        })
+        .await;
+    }
+    assert_eq!(elsewhere.asked_for("/server_info"), 0);
 }
 
 #[tokio::test]

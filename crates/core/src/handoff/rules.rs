@@ -26,7 +26,7 @@ mod tests {
     use crate::fleet::{Pod, Role};
 
     #[test]
-    fn a_workers_own_word_comes_first() {
+    fn j7_a_workers_own_word_comes_first() {
         let worker = |name: Option<&str>, label: Option<&str>, pod: bool| {
             let mut w = Worker::new("w", "http://10.0.0.4:8000", Role::Prefill);
             w.kv_connector = name.map(str::to_owned);

@@ -209,3 +209,26 @@ fn ids_are_fresh_for_each_attempt_and_repeat_with_the_seed() {
     assert_eq!([first, second], attempts(1));
     assert_ne!(attempts(1), attempts(2));
 }
+
+/// An abort names a request by its `rid`, and SGLang takes the beginning of one for the whole.
+#[test]
+fn aibrix_j9_names_for_aborts_are_all_different_and_none_begins_with_another() {
+    let envelope = parsed(r#"{"messages":[],"rid":"same"}"#.to_owned());
+    let prefill = &kinds()[0].prefill;
+    let pair = Pair::Legs { prefill, decode: prefill };
+    let (mut dice, serial) = (Dice::new(3), AtomicU64::new(0));
+    let mut rids = std::collections::BTreeSet::new();
+    for _ in 0..64 {
+        let mut ask = Ask::read(Api::Chat, &envelope).unwrap();
+        ask.hear_request_id(b"same");
+        let mut mint = Mint { dice: &mut dice, unix_ms: 1, serial: &serial };
+        let made = plan(pair, &ask, &Rules::default(), &mut mint).unwrap();
+        let rid = made.abort_rid.unwrap();
+        let legs = [&made.prefill, &made.decode].map(|edits| parsed(leg(&envelope, edits)));
+        let told = legs.each_ref().map(|leg| scalar::as_str(leg.get("rid").unwrap()).unwrap().into_owned());
+        assert_eq!(told, [rid.clone(), rid.clone()]);
+        rids.insert(rid);
+    }
+    let lengths: std::collections::BTreeSet<usize> = rids.iter().map(String::len).collect();
+    assert_eq!((rids.len(), lengths.len()), (64, 1));
+}

@@ -37,7 +37,7 @@ fn send(house: &House, at: usize) -> tokio::task::JoinHandle<Reply> {
 }
 
 #[tokio::test]
-async fn one_runs_some_wait_in_order_and_the_rest_is_turned_away() {
+async fn smg_f84_one_runs_some_wait_in_order_and_the_rest_is_turned_away() {
     let house = narrow("--queue-size 2").await;
     let (stream, gate) = hold(&house).await;
     let mut waiting = Vec::new();
@@ -99,7 +99,7 @@ async fn a20_a_body_dropped_half_way_gives_its_permit_back() {
 }
 
 #[tokio::test]
-async fn waiting_ends_with_its_time() {
+async fn smg_f84_waiting_ends_with_its_time() {
     let house = narrow("--queue-size 4 --queue-timeout-secs 0.05").await;
     let (stream, gate) = hold(&house).await;
     let late = ask(1).post(house.address).await;

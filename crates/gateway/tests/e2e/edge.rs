@@ -13,7 +13,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::support::{Ask, House, Line, PROMPT, Plan, Raw, Reply, SOON, Step, request, sse};
 
 #[tokio::test]
-async fn bodies_that_are_too_large_are_refused_before_they_are_read() {
+async fn smg_f84_bodies_that_are_too_large_are_refused_before_they_are_read() {
     let house = Plan::pairs(Dialect::Vllm, 1, 1).args("--max-payload-size 2000").open().await;
     let long = Ask::chat(&"x".repeat(3000), 4);
     assert_eq!(long.post(house.address).await.error(), (413, "request_body_too_large".into()));
@@ -108,7 +108,7 @@ async fn requests_that_cannot_be_served_are_told_why() {
 }
 
 #[tokio::test]
-async fn routes_and_methods() {
+async fn smg_f84_routes_and_methods() {
     let house = House::pair(Dialect::Vllm).await;
     for (method, path, status, allow) in [
         (Method::GET, "/v1/chat/completions", 405, "POST"),
@@ -146,7 +146,7 @@ async fn routes_and_methods() {
 }
 
 #[tokio::test]
-async fn the_gateways_key_is_asked_for() {
+async fn smg_f83_the_gateways_key_is_asked_for() {
     let plan =
         Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).arg("--api-key", "sesame").args("--debug-endpoints");
     let mut house = plan.open().await;
@@ -177,7 +177,7 @@ async fn the_gateways_key_is_asked_for() {
 }
 
 #[tokio::test]
-async fn answers_name_the_request_and_the_workers() {
+async fn smg_a1_answers_name_the_request_and_the_workers() {
     let house = Plan::pairs(Dialect::Vllm, 1, 1).registered(|s| {
         let name = if s.role == baton_core::fleet::Role::Prefill { "p-0" } else { "d-0" };
         let labels = [("roleset-name", "r"), ("pod_name", name), ("pod_ip", "10.9.8.7")];

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{Ask, House, PROMPT, Plan};
 
 #[tokio::test]
-async fn a_plain_answer_has_every_sample_in_its_place() {
+async fn smg_a3_a5_a_plain_answer_has_every_sample_in_its_place() {
     let house = Plan::pairs(Dialect::Sglang, 2, 2).open().await;
     let ask = Ask::chat(PROMPT, 9).with(json!({"n": 3}));
     let reply = ask.post(house.address).await;

@@ -68,7 +68,7 @@ fn refusal_code(dialect: Dialect, at: usize, status: u16) -> String {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_as_what_it_is_and_ends_the_other_leg() {
+async fn smg_a19_a20_b39_a_refusal_is_told_as_what_it_is_and_ends_the_other_leg() {
     let statuses = [
         (400, None, 0),
         (401, None, 0),

@@ -10,7 +10,7 @@ fn listed(answer: &Value) -> usize {
 }
 
 #[tokio::test]
-async fn the_prompts_log_probabilities_reach_the_client_plain_and_streamed() {
+async fn smg_a18_the_prompts_log_probabilities_reach_the_client_plain_and_streamed() {
     let whole = Plan::new(baton_sim::FleetSpec::whole(Dialect::Sglang, 1)).open().await;
     let ask = |streamed: bool| {
         let ask = Ask::generate(PROMPT, 6).with(json!({"return_logprob": true, "logprob_start_len": 0}));

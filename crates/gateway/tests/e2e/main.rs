@@ -7,6 +7,7 @@
 
 mod admission;
 mod apis;
+mod cases;
 mod edge;
 mod fan;
 mod faults;
@@ -21,6 +22,7 @@ mod relay;
 mod reuse;
 mod serving;
 mod slow;
+mod smg;
 mod stopping;
 mod support;
 mod trtllm;

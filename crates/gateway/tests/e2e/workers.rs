@@ -153,7 +153,7 @@ async fn a_fleet_with_a_dead_worker_in_each_leg_serves() {
 }
 
 #[tokio::test]
-async fn health_takes_a_worker_out_and_brings_it_back() {
+async fn smg_a33b_health_takes_a_worker_out_and_brings_it_back() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let mut house = Plan::pairs(dialect, 1, 2).args(QUICK_HEALTH).open().await;
         house.arm(1, unwell(0)).await;
@@ -298,7 +298,7 @@ async fn a11_an_engine_that_was_restarted_on_its_address_serves_with_its_new_sel
 }
 
 #[tokio::test]
-async fn models_choose_their_workers() {
+async fn smg_a23_models_choose_their_workers() {
     let named = |model: &'static str| move |spec: &mut baton_sim::EngineSpec| spec.model = model.into();
     let engines = FleetSpec::pairs(Dialect::Vllm, 1, 1).with(named("a"));
     let engines = engines.and(FleetSpec::pairs(Dialect::Sglang, 1, 1).with(named("b")));

@@ -158,7 +158,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn refusals_say_what_is_wrong() {
+fn smg_f85_refusals_say_what_is_wrong() {
     for (line, message) in REFUSED {
         assert_eq!(error(line), *message, "{line}");
     }

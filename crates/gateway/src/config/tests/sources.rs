@@ -117,7 +117,7 @@ fn aibrixs_variables_forgive_a_word_that_nobody_knows() {
 }
 
 #[test]
-fn aibrixs_names_for_tensorrt_llm() {
+fn aibrix_j25_aibrixs_names_for_tensorrt_llm() {
     let set = load_with(
         "",
         &[("AIBRIX_TRT_SCHEDULE_STYLE", " generation_first "), ("AIBRIX_TRT_MACHINE_ID", "1023")],

@@ -36,7 +36,7 @@ fn facts(model: &str) -> Facts {
 }
 
 #[test]
-fn a_worker_is_accepted_with_its_location() {
+fn smg_f81_a_worker_is_accepted_with_its_location() {
     let r = registry();
     let method = Method::POST;
     let body = Bytes::from_static(br#"{"url":"http://127.0.0.1:9/","worker_type":"prefill","zzz":1}"#);
@@ -53,7 +53,7 @@ fn a_worker_is_accepted_with_its_location() {
 }
 
 #[test]
-fn what_is_out_of_bounds_is_refused_and_says_where() {
+fn smg_f81_what_is_out_of_bounds_is_refused_and_says_where() {
     let long = "x".repeat(5000);
     let many: String = (0..129).map(|i| format!("\"k{i}\":\"\",")).collect();
     let rows: Vec<(String, &str)> = vec![

@@ -29,7 +29,7 @@ async fn count(address: SocketAddr, words: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn one_prefill_gets_it_untouched_and_no_decode_hears_of_it() {
+async fn smg_a26_one_prefill_gets_it_untouched_and_no_decode_hears_of_it() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let house = Plan::pairs(dialect, 1, 1).tapped().open().await;
         let sent = format!(

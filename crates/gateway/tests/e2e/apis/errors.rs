@@ -9,7 +9,7 @@ use super::{Talk, named, refusal, refused};
 use crate::support::{Gate, House, Line, PROMPT, Plan, Reply, Step, Streamed, on, request};
 
 #[tokio::test]
-async fn messages_without_output_are_refused_before_any_worker_is_asked() {
+async fn smg_a27_messages_without_output_are_refused_before_any_worker_is_asked() {
     let house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().open().await;
     for talk in [Talk::messages(PROMPT, 0), Talk::messages(PROMPT, 0).streamed()] {
         let reply = talk.post(house.address).await;
@@ -143,7 +143,7 @@ async fn an_error_that_the_engine_tells_in_a_stream_is_passed_on_as_it_is() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_says_so_in_the_shape_of_the_api() {
+async fn smg_a25_what_is_not_served_says_so_in_the_shape_of_the_api() {
     let house = House::pair(Dialect::Vllm).await;
     let mut line = Line::open(house.address).await;
     for (method, path, advice) in [

@@ -42,7 +42,7 @@ fn check(reply: &Reply) {
 }
 
 #[tokio::test]
-async fn both_legs_of_sglang_meet_in_one_room_and_say_the_same() {
+async fn smg_a25_both_legs_of_sglang_meet_in_one_room_and_say_the_same() {
     let house = Plan::pairs(Dialect::Sglang, 1, 1).tapped().open().await;
     for path in ["/v1/rerank", "/rerank"] {
         let reply = Reply::post(house.address, path, &body()).await;

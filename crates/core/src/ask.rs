@@ -8,6 +8,7 @@
 
 use crate::body::{Edit, Envelope, scalar};
 use crate::fault::{Fault, Shape};
+use crate::prompt::Prompt;
 
 /// The APIs whose requests go to workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,6 +126,7 @@ pub struct Ask {
     pub strip: Vec<Edit>,
     /// Length of the body in bytes.
     pub size: usize,
+    pub prompt: Prompt,
 }
 
 /// Which of the members that a prefill leg rewrites are in the body.
@@ -196,6 +198,7 @@ impl Ask {
             has: Has::default(),
             strip: Vec::new(),
             size: body.len(),
+            prompt: Prompt::of(api, body.clone()),
         };
         let mut seen = Seen::default();
         for (key, value) in body.members() {

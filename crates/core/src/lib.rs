@@ -18,6 +18,8 @@ pub mod limits;
 pub mod load;
 pub mod merge;
 pub mod place;
+pub mod prefix;
+pub mod prompt;
 pub mod record;
 pub mod retry;
 pub mod sse;

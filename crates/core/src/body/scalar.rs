@@ -68,6 +68,13 @@ pub fn as_str(raw: &[u8]) -> Option<Cow<'_, str>> {
     text::decode(inner)
 }
 
+/// A string's text, piece by piece and without an allocation, until `each` says false. Says what `each` said
+/// last; true for what is no string. A lone surrogate escape reads as U+FFFD.
+pub fn text(raw: &[u8], each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+    let inner = raw.trim_ascii().strip_prefix(b"\"").and_then(|raw| raw.strip_suffix(b"\""));
+    inner.is_none_or(|inner| text::walk(inner, each))
+}
+
 /// How many elements an array has. The array is walked to the end.
 pub fn array_len(raw: &[u8]) -> Option<usize> {
     let mut items = Items::open(raw, b'[')?;

@@ -88,6 +88,17 @@ pub(super) fn decode(raw: &[u8]) -> Option<Cow<'_, str>> {
     if memchr::memchr(b'\\', raw).is_none() { utf8(raw).map(Cow::Borrowed) } else { unescape(raw) }
 }
 
+/// Hands out the text that stands for `raw`, piece by piece, until `each` says false. Says what `each` said last.
+/// Broken escapes end it.
+pub(super) fn walk(raw: &[u8], each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+    (Pieces { rest: raw }).all(|piece| match piece {
+        Piece::Plain(plain) => each(plain),
+        Piece::Char(character) => each(character.encode_utf8(&mut [0; 4]).as_bytes()),
+        Piece::Lone => each("\u{fffd}".as_bytes()),
+        Piece::Bad => true,
+    })
+}
+
 /// A member's name, of which it is known whether it has escapes.
 pub(super) fn name(raw: &[u8], escaped: bool) -> Option<Cow<'_, str>> {
     if escaped { unescape(raw) } else { utf8(raw).map(Cow::Borrowed) }

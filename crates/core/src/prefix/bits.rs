@@ -1,0 +1,82 @@
+//! A set of small numbers: one word for the first 64, more only where it needs them.
+
+use smallvec::SmallVec;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Bits(
+    /// The last word is never 0, so that equal sets are equal words.
+    SmallVec<[u64; 1]>,
+);
+
+impl Bits {
+    pub fn has(&self, number: usize) -> bool {
+        self.0.get(number / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn set(&mut self, number: usize) {
+        let at = number / 64;
+        if self.0.len() <= at {
+            self.0.resize(at + 1, 0);
+        }
+        self.0[at] |= 1 << (number % 64);
+    }
+
+    pub fn clear(&mut self, number: usize) {
+        if let Some(word) = self.0.get_mut(number / 64) {
+            *word &= !(1 << (number % 64));
+        }
+        while self.0.last() == Some(&0) {
+            self.0.pop();
+        }
+    }
+
+    /// Its numbers that are not in `other`, rising.
+    pub fn without<'a>(&'a self, other: &'a Bits) -> impl Iterator<Item = usize> + use<'a> {
+        let other = |at: usize| other.0.get(at).copied().unwrap_or_default();
+        self.0.iter().enumerate().flat_map(move |(at, word)| ones(word & !other(at), at * 64))
+    }
+
+    /// Memory outside of itself.
+    pub fn bytes(&self) -> usize {
+        if self.0.spilled() { self.0.capacity() * 8 + 16 } else { 0 }
+    }
+}
+
+fn ones(mut word: u64, from: usize) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros() as usize;
+        (word != 0).then(|| {
+            word &= word - 1;
+            from + bit
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_what_was_put_in_and_not_taken_out() {
+        let (mut a, mut b) = (Bits::default(), Bits::default());
+        for n in [0, 63, 64, 700] {
+            a.set(n);
+        }
+        b.set(64);
+        assert_eq!(a.without(&b).collect::<Vec<_>>(), [0, 63, 700]);
+        assert!(a.has(700) && !a.has(701) && !a.has(9000) && a.bytes() > 0);
+        a.clear(700);
+        a.clear(5000);
+        b.set(0);
+        b.set(63);
+        assert_eq!(a, b);
+        for n in [0, 63, 64] {
+            a.clear(n);
+        }
+        assert!(a.is_empty() && !a.has(0));
+    }
+}

@@ -1,0 +1,317 @@
+//! A request's prompt as policies see it: its text in the order in which an engine reads it, its length, and
+//! the hashes of its blocks.
+//!
+//! Nothing is read before a policy asks, and the blocks are hashed once for each request, however many
+//! workers are compared. Block `i`'s hash stands for all text up to its end: two prompts with the same hash
+//! at the same place are the same up to there.
+//!
+//! A token id counts as much as four bytes of text, which is what a token of English takes. It does not know
+//! chat templates: what it hands out is what a template is made from, so prompts that begin alike here begin
+//! alike at the engine, but for templates that put the date or the like in front.
+
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::ask::Api;
+use crate::body::{Envelope, scalar};
+
+/// Bytes of text that count as one token.
+pub const TOKEN_BYTES: usize = 4;
+
+/// Blocks of one prompt that are hashed. What comes after is not told apart: at 16 tokens a block this is a
+/// prompt of a million tokens.
+pub const BLOCKS_MAX: usize = 65_536;
+
+/// Members of a prompt's part that are longer than this count as one word: a picture is no text.
+const OPAQUE_BYTES: usize = 1024;
+
+/// What keeps prompts of equal text apart, because engines keep their KV apart.
+const SPACES: [&str; 4] = ["cache_salt", "extra_key", "lora_path", "lora_name"];
+
+/// Members that an engine's template puts in front, in its order, by API.
+fn members(api: Api) -> &'static [&'static str] {
+    match api {
+        Api::Chat => &["tools", "messages"],
+        Api::Messages | Api::CountTokens => &["tools", "system", "messages"],
+        Api::Responses => &["tools", "instructions", "input"],
+        Api::Completions => &["prompt"],
+        Api::Generate => &["text", "input_ids"],
+        Api::Rerank => &["query"],
+    }
+}
+
+/// The prompt of one request.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    api: Api,
+    body: Envelope,
+    blocks: OnceLock<Arc<Blocks>>,
+}
+
+/// A prompt's text as hashes of its whole blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// What is left behind the last whole block has none.
+    pub hashes: Box<[u64]>,
+    /// The length of the text, in bytes.
+    pub bytes: u64,
+    /// The size of a block, in bytes.
+    pub block_bytes: usize,
+}
+
+impl Blocks {
+    /// How many bytes of the text so many blocks are.
+    pub fn bytes_of(&self, blocks: usize) -> u64 {
+        (blocks as u64 * self.block_bytes as u64).min(self.bytes)
+    }
+}
+
+impl Prompt {
+    pub fn of(api: Api, body: Envelope) -> Prompt {
+        Prompt { api, body, blocks: OnceLock::new() }
+    }
+
+    /// Hands out the text piece by piece, until there is no more or `each` says false.
+    pub fn walk(&self, each: &mut dyn FnMut(&[u8]) -> bool) {
+        let mut walk = Walk { each };
+        for (place, name) in (0u8..).zip(members(self.api)) {
+            if let Some(value) = self.body.get(name)
+                && !(walk.mark(place) && walk.value(value))
+            {
+                return;
+            }
+        }
+    }
+
+    /// The length of the text, in bytes.
+    pub fn bytes(&self) -> u64 {
+        if let Some(blocks) = self.blocks.get() {
+            return blocks.bytes;
+        }
+        let mut bytes = 0;
+        self.walk(&mut |piece| {
+            bytes += piece.len() as u64;
+            true
+        });
+        bytes
+    }
+
+    /// The text in blocks of so many tokens. Kept for the first size that is asked for; another one is hashed
+    /// each time.
+    pub fn blocks(&self, tokens: usize) -> Arc<Blocks> {
+        let size = tokens.max(1).saturating_mul(TOKEN_BYTES);
+        let kept = self.blocks.get_or_init(|| Arc::new(self.hash(size)));
+        if kept.block_bytes == size { kept.clone() } else { Arc::new(self.hash(size)) }
+    }
+
+    /// One number for the beginning of the text, so many tokens of it; `None` if there is no text.
+    pub fn beginning(&self, tokens: usize) -> Option<u64> {
+        let mut left = tokens.max(1).saturating_mul(TOKEN_BYTES);
+        let mut text = Vec::with_capacity(left.min(4096));
+        self.walk(&mut |piece| {
+            let piece = &piece[..piece.len().min(left)];
+            left -= piece.len();
+            text.extend_from_slice(piece);
+            left > 0
+        });
+        (!text.is_empty()).then(|| xxh3_64_with_seed(&text, self.space()))
+    }
+
+    /// Prompts of another model, adapter or salt share nothing.
+    fn space(&self) -> u64 {
+        let own = |name: &&str| self.body.get(name).map(|value| (name.len() as u64, value));
+        let model = self.body.get("model").map_or(0, xxh3_64);
+        SPACES.iter().filter_map(own).fold(model, |seed, (n, value)| xxh3_64_with_seed(value, seed ^ n))
+    }
+
+    fn hash(&self, size: usize) -> Blocks {
+        let expected = (self.body.len() / size).min(BLOCKS_MAX);
+        let mut hasher = Hasher {
+            size,
+            chain: self.space(),
+            hashes: Vec::with_capacity(expected),
+            open: Vec::with_capacity(size.min(4096)),
+            bytes: 0,
+        };
+        self.walk(&mut |piece| {
+            hasher.feed(piece);
+            true
+        });
+        Blocks { hashes: hasher.hashes.into(), bytes: hasher.bytes, block_bytes: size }
+    }
+}
+
+/// Cuts text that comes in pieces into blocks, and hashes each with what was before it.
+struct Hasher {
+    size: usize,
+    chain: u64,
+    hashes: Vec<u64>,
+    /// A block that is not whole yet.
+    open: Vec<u8>,
+    bytes: u64,
+}
+
+impl Hasher {
+    fn feed(&mut self, mut piece: &[u8]) {
+        self.bytes += piece.len() as u64;
+        if !self.open.is_empty() {
+            let (own, rest) = piece.split_at(piece.len().min(self.size - self.open.len()));
+            self.open.extend_from_slice(own);
+            piece = rest;
+            if self.open.len() < self.size {
+                return;
+            }
+            let open = std::mem::take(&mut self.open);
+            self.close(&open);
+            self.open = open;
+            self.open.clear();
+        }
+        let mut whole = piece.chunks_exact(self.size);
+        whole.by_ref().for_each(|block| self.close(block));
+        self.open.extend_from_slice(whole.remainder());
+    }
+
+    fn close(&mut self, block: &[u8]) {
+        if self.hashes.len() < BLOCKS_MAX {
+            self.chain = xxh3_64_with_seed(block, self.chain);
+            self.hashes.push(self.chain);
+        }
+    }
+}
+
+/// Every step says whether to go on.
+struct Walk<'a> {
+    each: &'a mut dyn FnMut(&[u8]) -> bool,
+}
+
+impl Walk<'_> {
+    /// Keeps apart what would otherwise read as one text. No JSON text holds these bytes.
+    fn mark(&mut self, what: u8) -> bool {
+        (self.each)(&[0xf8 | what])
+    }
+
+    /// A prompt, a list of prompts or of messages, or one of token ids.
+    fn value(&mut self, raw: &[u8]) -> bool {
+        match scalar::kind(raw) {
+            scalar::Kind::String => scalar::text(raw, self.each),
+            scalar::Kind::Array => self.list(raw),
+            scalar::Kind::Object => self.message(raw),
+            _ => true,
+        }
+    }
+
+    fn list(&mut self, raw: &[u8]) -> bool {
+        scalar::elements(raw).all(|item| match scalar::kind(item) {
+            scalar::Kind::Number => {
+                let id = scalar::as_u64(item).unwrap_or_default() as u32;
+                (self.each)(&id.to_le_bytes())
+            }
+            _ => self.mark(6) && self.value(item),
+        })
+    }
+
+    /// A message, or a part of one.
+    fn message(&mut self, raw: &[u8]) -> bool {
+        scalar::members(raw).all(|(name, value)| match &*name {
+            "content" | "text" => self.value(value),
+            "role" => self.mark(7) && scalar::text(value, self.each),
+            _ => self.other(name, value),
+        })
+    }
+
+    /// What is no text of the conversation: calls of tools, pictures, settings of a part.
+    fn other(&mut self, name: Cow<'_, str>, value: &[u8]) -> bool {
+        if value.len() > OPAQUE_BYTES && scalar::kind(value) != scalar::Kind::Array {
+            return (self.each)(&xxh3_64(value).to_le_bytes());
+        }
+        (self.each)(name.as_bytes()) && (self.each)(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::BodyLimits;
+
+    fn prompt(api: Api, body: &str) -> Prompt {
+        let body = Envelope::parse(body.to_owned().into(), &BodyLimits::default()).unwrap();
+        Prompt::of(api, body)
+    }
+
+    fn shared(a: &Prompt, b: &Prompt) -> usize {
+        let (a, b) = (a.blocks(16), b.blocks(16));
+        a.hashes.iter().zip(&b.hashes).take_while(|(a, b)| a == b).count()
+    }
+
+    fn chat(turns: &[&str]) -> Prompt {
+        let turn = |t: &&str| format!(r#"{{"role":"user","content":"{t}"}}"#);
+        let turns: Vec<_> = turns.iter().map(turn).collect();
+        prompt(Api::Chat, &format!(r#"{{"model":"m","messages":[{}]}}"#, turns.join(",")))
+    }
+
+    #[test]
+    fn the_next_turn_begins_as_the_last_one() {
+        let (long, tail) = ("x".repeat(640), "y".repeat(640));
+        let (a, b) = (chat(&[&long]), chat(&[&long, &tail]));
+        assert_eq!((a.blocks(16).hashes.len(), shared(&a, &b)), (10, 10));
+        assert!(b.blocks(16).hashes.len() > 19);
+        assert_eq!(shared(&a, &chat(&[&tail, &long])), 0);
+    }
+
+    #[test]
+    fn escapes_and_pieces_do_not_count() {
+        let plain = prompt(Api::Completions, &format!(r#"{{"prompt":"{}"}}"#, "aé".repeat(100)));
+        let escaped = prompt(Api::Completions, &format!(r#"{{"prompt":"{}"}}"#, r"\u0061é".repeat(100)));
+        assert_eq!(plain.blocks(16), escaped.blocks(16));
+        assert_eq!(plain.bytes(), 301);
+        assert_eq!(plain.beginning(16), escaped.beginning(16));
+    }
+
+    #[test]
+    fn token_ids_are_told_apart_by_their_values() {
+        let ids = |from: u32| {
+            let ids: Vec<_> = (from..from + 64).map(|i| i.to_string()).collect();
+            prompt(Api::Completions, &format!(r#"{{"prompt":[{}]}}"#, ids.join(",")))
+        };
+        let keys: std::collections::BTreeSet<_> = (0..200).map(|i| ids(i).beginning(256)).collect();
+        assert_eq!((keys.len(), ids(1).bytes()), (200, 257));
+        let listed = |a: &str| prompt(Api::Completions, &format!(r#"{{"prompt":["{a}","b"]}}"#));
+        assert_ne!(listed("a").beginning(256), listed("aa").beginning(256));
+        assert_eq!(listed("a").beginning(256), listed("a").beginning(256));
+    }
+
+    #[test]
+    fn models_salts_and_adapters_share_nothing() {
+        let of = |more: &str| {
+            prompt(Api::Chat, &format!(r#"{{{more}"messages":[{{"content":"{}"}}]}}"#, "x".repeat(200)))
+        };
+        let all = ["", r#""model":"a","#, r#""model":"b","#, r#""cache_salt":"s","#, r#""lora_path":"s","#];
+        for (i, a) in all.iter().enumerate() {
+            for (j, b) in all.iter().enumerate() {
+                assert_eq!(shared(&of(a), &of(b)), if i == j { 3 } else { 0 }, "{a} {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_picture_is_one_word() {
+        let with = |picture: &str| {
+            let part = format!(r#"{{"type":"image_url","image_url":{{"url":"{picture}"}}}}"#);
+            prompt(Api::Chat, &format!(r#"{{"messages":[{{"role":"user","content":[{part}]}}]}}"#))
+        };
+        let (a, b) = (with(&"A".repeat(100_000)), with(&"B".repeat(100_000)));
+        assert!(a.bytes() < 100);
+        assert_ne!(a.beginning(256), b.beginning(256));
+    }
+
+    #[test]
+    fn nothing_is_hashed_past_the_limit_and_an_empty_prompt_has_no_beginning() {
+        let long = chat(&[&"z".repeat(BLOCKS_MAX * 8)]);
+        assert_eq!(long.blocks(1).hashes.len(), BLOCKS_MAX);
+        assert!(long.blocks(1).bytes > (BLOCKS_MAX * 8) as u64);
+        assert_eq!(prompt(Api::Chat, "{}").beginning(16), None);
+        assert_eq!(prompt(Api::Generate, r#"{"text":null}"#).blocks(16).hashes.len(), 0);
+    }
+}

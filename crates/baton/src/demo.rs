@@ -19,9 +19,10 @@ use baton_gateway::config::Config;
 use baton_gateway::registry::{Registry, Spec};
 use baton_gateway::serve::{self, Running};
 use baton_gateway::telemetry::log::Drops;
-use baton_sim::{Dialect, EngineHandle};
-use clap::{Args, ValueEnum};
+use baton_sim::{EngineHandle, Kind};
+use clap::Args;
 
+use crate::sim::EngineName;
 use chat::Chat;
 use engines::Engines;
 
@@ -52,33 +53,20 @@ pub struct DemoArgs {
     once: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum EngineName {
-    Vllm,
-    Sglang,
+fn title(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Vllm => "vLLM",
+        Kind::Mooncake => "vLLM with Mooncake",
+        Kind::Sglang => "SGLang",
+    }
 }
 
-impl EngineName {
-    fn dialect(self) -> Dialect {
-        match self {
-            EngineName::Vllm => Dialect::Vllm,
-            EngineName::Sglang => Dialect::Sglang,
-        }
-    }
-
-    fn title(self) -> &'static str {
-        match self {
-            EngineName::Vllm => "vLLM",
-            EngineName::Sglang => "SGLang",
-        }
-    }
-
-    /// A vLLM engine does not tell over HTTP how its KV moves, so its worker is registered with it.
-    fn connector(self) -> Option<String> {
-        match self {
-            EngineName::Vllm => Some("NixlConnector".into()),
-            EngineName::Sglang => None,
-        }
+/// A vLLM engine does not tell over HTTP how its KV moves, so its worker is registered with it.
+fn connector(kind: Kind) -> Option<String> {
+    match kind {
+        Kind::Vllm => Some("NixlConnector".into()),
+        Kind::Mooncake => Some("MooncakeConnector".into()),
+        Kind::Sglang => None,
     }
 }
 
@@ -92,7 +80,7 @@ pub fn run(args: DemoArgs) -> ExitCode {
 
 /// From the first engine to the last port given back.
 async fn demo(args: &DemoArgs) -> Result<ExitCode, String> {
-    let engines = Engines::start(args.engine.dialect(), PAIRS).await?;
+    let engines = Engines::start(args.engine.kind(), PAIRS).await?;
     let running = match gateway(args.port).await {
         Ok(running) => running,
         Err(reason) => {
@@ -150,10 +138,10 @@ async fn gateway(port: u16) -> Result<Running, String> {
 /// What went wrong, also when the answer came and the KV did not move.
 async fn show(args: &DemoArgs, engines: &Engines, running: &Running) -> Result<(), String> {
     let clock = Clock::start();
-    say::title(args.engine.title(), PAIRS, engines.profile());
+    say::title(title(args.engine.kind()), PAIRS, engines.profile());
     let registry = &running.gateway.registry;
     for engine in engines.all() {
-        registry.add(worker(engine, args.engine)).map_err(|refused| refused.to_string())?;
+        registry.add(worker(engine)).map_err(|refused| refused.to_string())?;
         say::line(engine.role().name(), &engine.url());
     }
     say::line("gateway", &format!("http://{}", running.address));
@@ -183,13 +171,13 @@ async fn show(args: &DemoArgs, engines: &Engines, running: &Running) -> Result<(
 }
 
 /// An engine as the admin API or the command line would register it.
-fn worker(engine: &EngineHandle, name: EngineName) -> Spec {
+fn worker(engine: &EngineHandle) -> Spec {
     let role = match engine.role() {
         baton_sim::Role::Prefill => Role::Prefill,
         baton_sim::Role::Decode => Role::Decode,
         baton_sim::Role::Whole => Role::Whole,
     };
-    let (kv_connector, bootstrap_port) = (name.connector(), engine.bootstrap_port());
+    let (kv_connector, bootstrap_port) = (connector(engine.spec().kind()), engine.bootstrap_port());
     Spec { kv_connector, bootstrap_port, ..Spec::new(engine.url(), role) }
 }
 

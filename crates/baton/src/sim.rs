@@ -4,14 +4,14 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 
-use baton_sim::{Dialect, EngineHandle, EngineSpec, Fleet, FleetSpec, LoadFailure, Profile, Role, Seat};
+use baton_sim::{EngineHandle, EngineSpec, Fleet, FleetSpec, Kind, LoadFailure, Profile, Role, Seat};
 use clap::{Args, Subcommand, ValueEnum};
 
 /// `baton sim`.
 #[derive(Args)]
 #[command(after_help = "\
-The engines speak vLLM's (NIXL) or SGLang's HTTP dialect, account for every KV
-block, refuse what the engines refuse, and fail on demand: by the header
+The engines speak vLLM's (with NIXL or Mooncake) or SGLang's HTTP dialect, account
+for every KV block, refuse what the engines refuse, and fail on demand: by the header
 `x-sim-fault: where=decode; kind=reset; chunks=2` or by POST /sim/fault.
 GET /sim/stats tells whether each hand-off was right and each block is free.
 
@@ -33,9 +33,22 @@ enum SimCommand {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum EngineName {
+pub enum EngineName {
+    /// vLLM with NIXL.
     Vllm,
+    /// vLLM with Mooncake.
+    Mooncake,
     Sglang,
+}
+
+impl EngineName {
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Vllm => Kind::Vllm,
+            Self::Mooncake => Kind::Mooncake,
+            Self::Sglang => Kind::Sglang,
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -61,7 +74,7 @@ struct EngineArgs {
     /// HTTP port; 0 is any free one.
     #[arg(long, default_value_t = 0)]
     port: u16,
-    /// Port of the bootstrap server (SGLang prefill); 0 is any free one.
+    /// Port of the bootstrap server (SGLang or Mooncake prefill); 0 is any free one.
     #[arg(long, default_value_t = 8998)]
     bootstrap_port: u16,
     /// Port of the NIXL side channel (vLLM prefill and decode); 0 is any free one.
@@ -109,6 +122,12 @@ struct ModelArgs {
     /// Factor on protocol timeouts (lease 30 s, bootstrap 300 s, handshake 5 s).
     #[arg(long, default_value_t = 1.0, value_parser = not_negative, value_name = "F")]
     timeout_scale: f64,
+    /// How long a prefill engine keeps KV that nobody comes for, in seconds before scaling [default: the connector's].
+    #[arg(long, value_parser = not_negative, value_name = "SECS")]
+    lease_secs: Option<f64>,
+    /// Data-parallel ranks of an engine with Mooncake.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N")]
+    dp_size: u32,
     /// KV blocks of each engine.
     #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=16_777_216), value_name = "N")]
     kv_blocks: u32,
@@ -153,15 +172,13 @@ fn not_negative(text: &str) -> Result<f64, String> {
 
 impl ModelArgs {
     fn seat(&self, engine: EngineName, role: Role) -> Seat {
-        let dialect = match engine {
-            EngineName::Vllm => Dialect::Vllm,
-            EngineName::Sglang => Dialect::Sglang,
-        };
         let spec = EngineSpec {
             model: self.model.clone(),
             profile: self.profile,
             time_scale: self.time_scale,
             timeout_scale: self.timeout_scale,
+            lease_secs: self.lease_secs,
+            dp_size: self.dp_size,
             kv_blocks: self.kv_blocks,
             block_size: self.block_size,
             max_running: usize::try_from(self.max_running).unwrap_or(usize::MAX),
@@ -173,7 +190,7 @@ impl ModelArgs {
             },
             natural_tokens: Some(self.natural_tokens).filter(|tokens| *tokens > 0),
             seed: self.seed,
-            ..EngineSpec::new(dialect, role)
+            ..EngineSpec::new(engine.kind(), role)
         };
         Seat { host: self.host, ..Seat::new(spec) }
     }
@@ -271,7 +288,7 @@ async fn wait_for_the_end() -> std::io::Result<()> {
 
 fn line(engine: &EngineHandle) -> String {
     let spec = engine.spec();
-    let mut line = format!("{} {} {}", spec.dialect.name(), spec.role.name(), engine.url());
+    let mut line = format!("{} {} {}", spec.kind().name(), spec.role.name(), engine.url());
     if let Some(port) = engine.bootstrap_port() {
         line.push_str(&format!(" bootstrap-port={port}"));
     }

@@ -19,6 +19,7 @@ pub mod spec;
 pub mod stats;
 mod step;
 mod timers;
+mod transfers;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -50,6 +51,7 @@ pub struct Engine {
     timers: Timers,
     nixl: nixl::Nixl,
     rooms: rooms::Rooms,
+    transfers_by_id: transfers::Transfers,
     counters: Counters,
     out: Vec<Output>,
     dead: bool,
@@ -78,6 +80,7 @@ impl Engine {
             timers: Timers::default(),
             nixl: nixl::Nixl::default(),
             rooms: rooms::Rooms::default(),
+            transfers_by_id: transfers::Transfers::default(),
             counters: Counters::default(),
             out: Vec::new(),
             dead: false,
@@ -118,10 +121,13 @@ impl Engine {
         let chain = ask.prompt.chain(self.spec.block_size);
         let seq = Sequence::new(ask, chain, now);
         let meets = matches!(seq.ask.part, Part::Room { .. }) && self.spec.role == Role::Prefill;
+        let gives = seq.gives().is_some();
         let pulls = matches!(seq.ask.part, Part::Pull(_));
         self.seqs.insert(id, seq);
         if meets {
             self.enter_room(id, now);
+        } else if gives {
+            self.enter_transfer(id);
         } else {
             self.waiting.push_back(id);
             if pulls {
@@ -137,9 +143,13 @@ impl Engine {
         let Some(seq) = self.seqs.get(&id).filter(|seq| !seq.left) else { return };
         match (&seq.ask.part, seq.state) {
             // Too late to stop: the step that ends the prompt runs, and its end pins the blocks.
-            (Part::Hold, State::Running) if ends_now => self.set_left(id),
+            (Part::Hold(_) | Part::Give(_), State::Running) if ends_now => self.set_left(id),
             // The blocks must stay until the transfer has ended.
-            (Part::Pull(_), State::Receiving) => self.set_left(id),
+            (Part::Pull(_) | Part::Take(_), State::Receiving) => self.set_left(id),
+            (Part::Take(_), State::Waiting) => {
+                self.release_untaken(id);
+                self.end(id, Finish::Aborted, now);
+            }
             (Part::Room { .. }, State::Receiving) => self.leave_room(id),
             (Part::Pull(_), State::Waiting) => {
                 self.release_remote(id);
@@ -152,6 +162,10 @@ impl Engine {
             }
             _ => self.end(id, Finish::Aborted, now),
         }
+    }
+
+    fn in_room(&self, id: SeqId) -> bool {
+        self.seqs.get(&id).is_some_and(|seq| seq.room().is_some())
     }
 
     /// Marks a sequence that nobody waits for; its end is reported as an abort.
@@ -182,7 +196,14 @@ impl Engine {
                 let answer = self.read_blocks(ticket, &wanted);
                 self.out.push(Output::Reply { link, answer });
             }
-            Call::Release { engine, request, reader } => self.release_pin(&engine, &request, reader),
+            Call::Release { engine, request, reader } => {
+                self.drop_kept(&engine, &request);
+                self.release_pin(&engine, &request, reader);
+            }
+            Call::Take { ticket, engine, transfer } => {
+                let partner = sequence::Partner { link, ticket };
+                self.asked_for(partner, transfers::Asked { engine, transfer }, now);
+            }
             Call::Beat { engine, requests } => self.extend_leases(&engine, &requests, now),
             Call::Join { ticket, room } => self.join_room(sequence::Partner { link, ticket }, room, now),
             Call::Leave { ticket, room } => self.partner_left(sequence::Partner { link, ticket }, room, now),
@@ -195,7 +216,8 @@ impl Engine {
         match answer {
             Answer::Blocks { ticket, contents, lease } => self.blocks_read(ticket, &contents, lease, now),
             Answer::NoBlocks { ticket, why } => self.read_refused(ticket, why, now),
-            Answer::Kv { ticket, content } => self.kv_arrived(ticket, content, now),
+            Answer::Kv { ticket, content } if self.in_room(ticket) => self.kv_arrived(ticket, content, now),
+            Answer::Kv { ticket, content } => self.taken(ticket, content, now),
             Answer::RoomFailed { ticket, why } => self.room_failed(ticket, &why, now),
         }
     }
@@ -208,6 +230,7 @@ impl Engine {
     /// The peer behind a link is gone: whoever sends it KV fails.
     pub fn link_gone(&mut self, link: LinkId, now: Duration) {
         self.lose_partners(link, now);
+        self.lose_takers(link);
     }
 
     /// A call could not be delivered, or the peer went away before it answered.
@@ -216,6 +239,7 @@ impl Engine {
             Call::Read { ticket, engine, .. } => self.read_unreachable(*ticket, engine, now),
             Call::Release { .. } | Call::Beat { .. } => self.counters.failed_notifications += 1,
             Call::Join { ticket, .. } => self.join_unreachable(*ticket, to, now),
+            Call::Take { ticket, .. } => self.load_failed(*ticket, now),
             Call::Leave { ticket, .. } => self.room_failed(*ticket, "Aborted by AbortReq.", now),
             Call::Ping => self.missed_ping(to, now),
         }
@@ -315,7 +339,8 @@ impl Engine {
         // Shared prompt blocks have several holders and count once.
         let mut seen = std::collections::HashSet::new();
         blocks.held = count_new(&mut seen, self.seqs.values().flat_map(|seq| &seq.blocks));
-        blocks.pinned = count_new(&mut seen, self.nixl.pinned_blocks());
+        let kept = self.nixl.pinned_blocks().chain(self.transfers_by_id.kept_blocks());
+        blocks.pinned = count_new(&mut seen, kept);
         blocks.leaked = blocks.total.saturating_sub(blocks.free + blocks.held + blocks.pinned);
         let waiting = self.queued() as u64;
         Stats {
@@ -352,6 +377,7 @@ impl Engine {
         self.receiving = 0;
         self.nixl = nixl::Nixl::default();
         self.rooms = rooms::Rooms::default();
+        self.transfers_by_id = transfers::Transfers::default();
         self.pool = BlockPool::new(self.spec.kv_blocks, self.spec.caches_prompts());
         self.out.push(Output::Died { why });
     }
@@ -369,6 +395,9 @@ impl Engine {
         }
         if let Some((room, _)) = seq.room() {
             self.rooms.close(room, id);
+        }
+        if let Some(give) = seq.gives() {
+            self.transfers_by_id.close(&give.transfer, id);
         }
         self.pool.give_back(std::mem::take(&mut seq.blocks));
         // Whoever left is not told how it went on.

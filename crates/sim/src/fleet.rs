@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::clock;
-use crate::engine::spec::{Dialect, EngineSpec, Role};
+use crate::engine::spec::{EngineSpec, Kind, Role};
 use crate::engine::stats::Stats;
 use crate::serve::{EngineHandle, Fabric, Seat};
 
@@ -34,19 +34,21 @@ pub struct FleetSpec {
 }
 
 impl FleetSpec {
-    /// `prefill` and `decode` engines of one dialect, on any ports of 127.0.0.1, as fast as possible.
+    /// `prefill` and `decode` engines of one kind, on any ports of 127.0.0.1, as fast as possible.
     #[must_use]
-    pub fn pairs(dialect: Dialect, prefill: usize, decode: usize) -> Self {
+    pub fn pairs(kind: impl Into<Kind>, prefill: usize, decode: usize) -> Self {
+        let kind = kind.into();
         let roles =
             std::iter::repeat_n(Role::Prefill, prefill).chain(std::iter::repeat_n(Role::Decode, decode));
-        let seats = roles.map(|role| Seat::new(EngineSpec::new(dialect, role))).collect();
+        let seats = roles.map(|role| Seat::new(EngineSpec::new(kind, role))).collect();
         Self { seats }
     }
 
     /// Engines that do both phases.
     #[must_use]
-    pub fn whole(dialect: Dialect, count: usize) -> Self {
-        let seats = (0..count).map(|_| Seat::new(EngineSpec::new(dialect, Role::Whole))).collect();
+    pub fn whole(kind: impl Into<Kind>, count: usize) -> Self {
+        let kind = kind.into();
+        let seats = (0..count).map(|_| Seat::new(EngineSpec::new(kind, Role::Whole))).collect();
         Self { seats }
     }
 

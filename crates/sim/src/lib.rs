@@ -11,7 +11,7 @@ mod serve;
 pub mod text;
 
 pub use engine::profile::{PROFILES, Profile, StepWork};
-pub use engine::spec::{Dialect, EngineSpec, LoadFailure, Role};
+pub use engine::spec::{Connector, Dialect, EngineSpec, Kind, LoadFailure, Role};
 pub use engine::stats::Stats;
 pub use fleet::{Fleet, FleetSpec};
 pub use serve::{EngineHandle, FAULT_HEADER, Fabric, Fault, FaultKind, Seat, Where};

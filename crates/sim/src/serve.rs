@@ -2,6 +2,7 @@
 
 mod answer;
 mod body;
+mod connector;
 mod fabric;
 mod fault;
 mod http;

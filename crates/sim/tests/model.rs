@@ -148,6 +148,7 @@ impl World {
 }
 
 fn ask(name: &str, prompt: &Arc<Prompt>, tokens: u32, part: Part) -> Ask {
+    let part = if matches!(part, Part::Hold(_)) { Part::Hold(name.into()) } else { part };
     Ask {
         name: name.into(),
         parent: name.into(),
@@ -181,7 +182,7 @@ fn secs(seconds: f64) -> Duration {
 #[test]
 fn a_lease_ends_after_thirty_seconds_and_not_before() {
     let mut world = World::pair(Dialect::Vllm, |_| {});
-    world.submit(0, ask("p", &prompt(1, 100), 1, Part::Hold));
+    world.submit(0, ask("p", &prompt(1, 100), 1, Part::Hold(String::new())));
     world.run_until(secs(29.9));
     assert_eq!((world.stats().blocks.pinned, world.stats().handoffs.expired), (7, 0));
     world.run_until(secs(30.1));
@@ -196,7 +197,7 @@ fn heartbeats_keep_a_waiting_hand_off_alive() {
         spec.max_running = 1;
         spec.time_scale = 10.0;
     });
-    let p = world.submit(0, ask("p", &prompt(1, 100), 1, Part::Hold));
+    let p = world.submit(0, ask("p", &prompt(1, 100), 1, Part::Hold(String::new())));
     world.run(3);
     let handoff = world.handoff(p);
     let busy = world.submit(1, ask("busy", &prompt(2, 10), 2000, Part::Local));
@@ -279,8 +280,9 @@ fn one_seed_is_one_run() {
             spec.time_scale = 1.0;
             spec.seed = seed;
         });
-        let ids: Vec<SeqId> =
-            (0..20).map(|n| world.submit(0, ask(&n.to_string(), &prompt(n, 500), 1, Part::Hold))).collect();
+        let ids: Vec<SeqId> = (0..20)
+            .map(|n| world.submit(0, ask(&n.to_string(), &prompt(n, 500), 1, Part::Hold(String::new()))))
+            .collect();
         world.run(5);
         for id in ids {
             let handoff = world.handoff(id);
@@ -401,7 +403,7 @@ impl Client {
 
     fn part(&self) -> Part {
         match self.dialect {
-            Dialect::Vllm => Part::Hold,
+            Dialect::Vllm => Part::Hold(String::new()),
             Dialect::Sglang => Part::Room { room: self.room, at: addr(0) },
         }
     }

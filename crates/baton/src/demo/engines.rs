@@ -2,7 +2,7 @@
 
 use std::thread::JoinHandle;
 
-use baton_sim::{Dialect, EngineHandle, Fleet, FleetSpec, Stats};
+use baton_sim::{EngineHandle, Fleet, FleetSpec, Kind, Stats};
 use tokio::sync::{mpsc, oneshot};
 
 /// Running engines. They end with [`Engines::stop`].
@@ -26,8 +26,8 @@ impl Engines {
     ///
     /// # Errors
     /// No thread or no port could be had.
-    pub async fn start(dialect: Dialect, pairs: usize) -> Result<Engines, String> {
-        let spec = FleetSpec::pairs(dialect, pairs, pairs).with(|spec| spec.time_scale = 1.0);
+    pub async fn start(kind: Kind, pairs: usize) -> Result<Engines, String> {
+        let spec = FleetSpec::pairs(kind, pairs, pairs).with(|spec| spec.time_scale = 1.0);
         let (tell, started) = oneshot::channel();
         let (asks, asked) = mpsc::channel(1);
         let thread = std::thread::Builder::new()

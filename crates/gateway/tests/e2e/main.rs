@@ -12,6 +12,7 @@ mod edge;
 mod fan;
 mod faults;
 mod field;
+mod kinds;
 mod leaving;
 mod legs;
 mod logprobs;

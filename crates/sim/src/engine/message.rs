@@ -33,7 +33,7 @@ pub type LinkId = u64;
 pub enum Call {
     /// NIXL: read these blocks of the hand-off `request` on the engine `engine`.
     Read { ticket: SeqId, engine: String, request: String, reader: String, blocks: Vec<u32>, tp_size: u32 },
-    /// NIXL: the hand-off was read or is not wanted; free it.
+    /// The hand-off was read or is not wanted; free it.
     Release { engine: String, request: String, reader: String },
     /// NIXL: these hand-offs are still wanted.
     Beat { engine: String, requests: Vec<String> },
@@ -41,6 +41,8 @@ pub enum Call {
     Join { ticket: SeqId, room: u64 },
     /// SGLang: the decode side left the room.
     Leave { ticket: SeqId, room: u64 },
+    /// By transfer id: the decode side has room for this KV and waits for it.
+    Take { ticket: SeqId, engine: Option<String>, transfer: String },
     /// SGLang: are you there? (`GET /health` of the bootstrap server.) The driver answers for the peer.
     Ping,
 }
@@ -50,9 +52,9 @@ pub enum Call {
 pub enum Answer {
     /// NIXL: the content of the blocks asked for, in order.
     Blocks { ticket: SeqId, contents: Vec<u64>, lease: Lease },
-    /// NIXL: the read is impossible: another engine listens here, no such blocks, or another layout.
+    /// It cannot be had: another engine listens here, no such blocks, or another layout.
     NoBlocks { ticket: SeqId, why: NoBlocks },
-    /// SGLang: the KV of a room has arrived; `content` names the prompt it was made from.
+    /// The KV of a room or a transfer has arrived; `content` names the prompt it was made from.
     Kv { ticket: SeqId, content: u64 },
     /// SGLang: the prefill side of a room is lost.
     RoomFailed { ticket: SeqId, why: String },

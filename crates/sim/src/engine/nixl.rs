@@ -1,7 +1,7 @@
 //! vLLM's NIXL connector: pinned hand-offs with leases on the prefill side, reads on the decode side.
 //!
 //! The prefill side keeps a finished prompt's blocks until the decode side says that it has read them, or until the
-//! lease (30 s) ends; the decode side renews leases while its requests wait. A read is not checked by the engine: it
+//! lease (30 s) ends; the decode side renews leases while its requests wait, every sixth of a lease by two thirds. A read is not checked by the engine: it
 //! gets what is in the blocks. Here the blocks' content is compared with the decode side's own prompt, so a wrong or
 //! a late hand-off can be told from a right one: it marks the text instead of corrupting it.
 //!
@@ -19,11 +19,6 @@ use crate::engine::sequence::{
 use crate::engine::spec::LoadFailure;
 use crate::engine::timers::{Due, Timer};
 
-/// `kv_lease_duration`, in seconds.
-const LEASE: f64 = 30.0;
-/// A heartbeat comes this often and extends by that much, in seconds.
-const BEAT: f64 = LEASE / 6.0;
-const BEAT_EXTENDS: f64 = LEASE * 2.0 / 3.0;
 /// How long a handshake with a silent side channel takes, in seconds.
 const HANDSHAKE: f64 = 5.0;
 /// When an engine that was given no `remote_engine_id` was found dead, in seconds (a measured upper bound).
@@ -90,9 +85,9 @@ impl Nixl {
 impl Engine {
     /// Moves a finished sequence's blocks under a lease and says what its decode leg needs.
     pub(super) fn pin(&mut self, id: SeqId, now: Duration) -> Option<Handoff> {
-        let until = now + self.spec.timeout(LEASE);
+        let until = now + self.spec.lease();
         let seq = self.seqs.get_mut(&id)?;
-        let request = seq.ask.name.clone();
+        let Part::Hold(request) = seq.ask.part.clone() else { return None };
         let blocks = std::mem::take(&mut seq.blocks);
         let handoff = Handoff {
             engine: self.id.clone(),
@@ -124,7 +119,7 @@ impl Engine {
         if engine != self.id {
             return;
         }
-        let until = now + self.spec.timeout(BEAT_EXTENDS);
+        let until = now + self.spec.lease() * 2 / 3;
         for request in requests {
             if let Some(pin) = self.nixl.pins.get_mut(request) {
                 pin.until = pin.until.max(until);
@@ -330,7 +325,7 @@ impl Engine {
     pub(super) fn start_beating(&mut self, now: Duration) {
         if !self.nixl.beating {
             self.nixl.beating = true;
-            self.timers.set(now + self.spec.timeout(BEAT), Timer::Beat);
+            self.timers.set(now + self.spec.lease() / 6, Timer::Beat);
         }
     }
 
@@ -348,7 +343,7 @@ impl Engine {
         }
         self.nixl.beating = !due.is_empty();
         if self.nixl.beating {
-            self.timers.set(now + self.spec.timeout(BEAT), Timer::Beat);
+            self.timers.set(now + self.spec.lease() / 6, Timer::Beat);
         }
         for ((host, port, engine), requests) in due {
             let to = PeerAddr { host, port };

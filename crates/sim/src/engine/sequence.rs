@@ -36,12 +36,35 @@ pub struct Ask {
 pub enum Part {
     /// Everything happens here.
     Local,
-    /// vLLM `do_remote_decode`: keep the blocks for a decode engine.
-    Hold,
+    /// vLLM `do_remote_decode`: keep the blocks for a decode engine, under this name.
+    Hold(String),
     /// vLLM `do_remote_prefill`: fetch the KV first.
     Pull(RemoteKv),
+    /// Send the KV to whoever asks for it by a transfer id.
+    Give(Give),
+    /// Ask for KV by a transfer id, and wait until it has come.
+    Take(Take),
+    /// The connector's code ends the engine core over it.
+    Fatal(&'static str),
     /// SGLang: meet the other half in a room. `at` is where the prefill side's bootstrap server listens.
     Room { room: u64, at: PeerAddr },
+}
+
+/// The prefill side of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Give {
+    pub transfer: String,
+    /// Which data-parallel rank computes it.
+    pub rank: u32,
+}
+
+/// The decode side of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Take {
+    pub transfer: String,
+    /// The engine that is to have it; `None` is whichever listens there.
+    pub engine: Option<String>,
+    pub at: PeerAddr,
 }
 
 /// `kv_transfer_params` of a vLLM decode leg, as far as the connector reads them.
@@ -149,7 +172,7 @@ pub enum Finish {
     Dead,
 }
 
-/// What a vLLM prefill leg answers for its decode leg.
+/// What a prefill leg answers for its decode leg.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Handoff {
     pub engine: String,
@@ -251,6 +274,14 @@ impl Sequence {
     /// Whether tokens are left to compute before the next one comes.
     pub fn in_prefill(&self) -> bool {
         self.computed < self.target
+    }
+
+    /// The transfer id under which its KV goes out.
+    pub fn gives(&self) -> Option<&Give> {
+        match &self.ask.part {
+            Part::Give(give) => Some(give),
+            _ => None,
+        }
     }
 
     pub fn room(&self) -> Option<(u64, &PeerAddr)> {

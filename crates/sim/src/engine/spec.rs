@@ -7,10 +7,65 @@ use crate::engine::profile::Profile;
 /// Whose engine is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// vLLM; halves of a pair are introduced by the NIXL connector.
+    /// vLLM; halves of a pair are introduced by its [`Connector`].
     Vllm,
     /// SGLang; halves of a pair meet in a bootstrap room.
     Sglang,
+}
+
+/// What moves the KV between the halves of a vLLM pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Connector {
+    /// The decode side reads what the prefill side's answer names.
+    Nixl,
+    /// The prefill side sends to whoever asks for the transfer id that both were given.
+    Mooncake,
+}
+
+/// Every kind of engine that there is: a dialect, and the connector where there is a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Vllm,
+    Mooncake,
+    Sglang,
+}
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::Vllm, Self::Mooncake, Self::Sglang];
+
+    /// The name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Mooncake => "mooncake",
+            Self::Sglang => "sglang",
+        }
+    }
+
+    #[must_use]
+    pub fn dialect(self) -> Dialect {
+        match self {
+            Self::Vllm | Self::Mooncake => Dialect::Vllm,
+            Self::Sglang => Dialect::Sglang,
+        }
+    }
+
+    fn connector(self) -> Connector {
+        match self {
+            Self::Mooncake => Connector::Mooncake,
+            Self::Vllm | Self::Sglang => Connector::Nixl,
+        }
+    }
+}
+
+impl From<Dialect> for Kind {
+    fn from(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Vllm => Self::Vllm,
+            Dialect::Sglang => Self::Sglang,
+        }
+    }
 }
 
 impl Dialect {
@@ -56,7 +111,11 @@ pub enum LoadFailure {
 #[derive(Clone, Debug)]
 pub struct EngineSpec {
     pub dialect: Dialect,
+    /// Means nothing where the dialect is not vLLM's.
+    pub connector: Connector,
     pub role: Role,
+    /// Data-parallel ranks (Mooncake). They have engine ids of their own and share the blocks.
+    pub dp_size: u32,
     /// Served model name.
     pub model: String,
     pub profile: &'static Profile,
@@ -64,6 +123,9 @@ pub struct EngineSpec {
     pub time_scale: f64,
     /// Factor on every protocol timeout (lease 30 s, bootstrap 300 s, handshake 5 s and so on).
     pub timeout_scale: f64,
+    /// How long a prefill engine keeps KV that nobody comes for, in seconds before scaling; `None` is the connector's
+    /// own default.
+    pub lease_secs: Option<f64>,
     /// KV blocks of this engine.
     pub kv_blocks: u32,
     /// Tokens in a block (SGLang: page size).
@@ -87,14 +149,18 @@ pub struct EngineSpec {
 
 impl EngineSpec {
     #[must_use]
-    pub fn new(dialect: Dialect, role: Role) -> Self {
+    pub fn new(kind: impl Into<Kind>, role: Role) -> Self {
+        let kind = kind.into();
         Self {
-            dialect,
+            dialect: kind.dialect(),
+            connector: kind.connector(),
             role,
+            dp_size: 1,
             model: "sim".into(),
             profile: Profile::default_one(),
             time_scale: 0.0,
             timeout_scale: 1.0,
+            lease_secs: None,
             kv_blocks: 8192,
             block_size: 16,
             max_running: 256,
@@ -112,6 +178,34 @@ impl EngineSpec {
     #[must_use]
     pub fn timeout(&self, seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds * self.timeout_scale).unwrap_or(Duration::MAX / 4)
+    }
+
+    /// How long KV is kept for a decode engine that does not come.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.timeout(self.lease_secs.unwrap_or(match self.connector {
+            Connector::Nixl => 30.0,
+            Connector::Mooncake => 480.0,
+        }))
+    }
+
+    /// How long a decode engine waits for KV that it has asked for by a transfer id.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        match self.connector {
+            Connector::Nixl => Duration::MAX / 4,
+            Connector::Mooncake => self.lease() + self.timeout(60.0),
+        }
+    }
+
+    /// Which of the kinds it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match (self.dialect, self.connector) {
+            (Dialect::Sglang, _) => Kind::Sglang,
+            (Dialect::Vllm, Connector::Nixl) => Kind::Vllm,
+            (Dialect::Vllm, Connector::Mooncake) => Kind::Mooncake,
+        }
     }
 
     /// Whether prompts are found again: everywhere but on an SGLang decode engine, whose radix cache is off.

@@ -129,7 +129,7 @@ impl Engine {
         seq.state = State::Waiting;
         seq.computed = 0;
         seq.target = seq.context();
-        if matches!(seq.ask.part, Part::Pull(_) | Part::Room { .. }) {
+        if matches!(seq.ask.part, Part::Pull(_) | Part::Room { .. } | Part::Take(_)) {
             // Its KV came from outside and is not asked for twice.
             seq.ask.part = Part::Local;
         }
@@ -162,6 +162,15 @@ impl Engine {
                 self.start_local(id, plan, now)
             }
             Part::Pull(_) => self.start_pull(id, now),
+            Part::Take(_) if whole_prompt => {
+                self.release_untaken(id);
+                self.start_local(id, plan, now)
+            }
+            Part::Take(_) => self.start_taking(id, now),
+            Part::Fatal(why) => {
+                self.die(why);
+                true
+            }
             Part::Room { .. } if self.spec.role == Role::Decode => self.start_receiving(id, now),
             _ => self.start_local(id, plan, now),
         };
@@ -270,8 +279,12 @@ impl Engine {
         self.report(id);
         let Some(seq) = self.seqs.get(&id) else { return };
         let ending = seq.ask.ending.clone();
-        let capped = ending == Ending::Length || self.spec.params_on_stop;
-        let handoff = if seq.ask.part == Part::Hold && capped { self.pin(id, now) } else { None };
+        let capped = ending == Ending::Length;
+        let handoff = match seq.ask.part {
+            Part::Hold(_) if capped || self.spec.params_on_stop => self.pin(id, now),
+            Part::Give(_) if capped => self.keep(id, now),
+            _ => None,
+        };
         let Some(seq) = self.seqs.get(&id) else { return };
         let finish = Finish::Ok { ending, kv: seq.kv, cached: seq.cached, handoff };
         self.end(id, finish, now);
@@ -305,6 +318,9 @@ impl Engine {
             Timer::Beat => self.beat(now),
             Timer::Ping(at) => self.ping(&at, now),
             Timer::ForgetJoin(room) => self.rooms.forget_join(room),
+            Timer::Kept(transfer) => self.kept_too_long(transfer),
+            Timer::Pushed(transfer) => self.pushed(&transfer),
+            Timer::ForgetTaker(transfer) => self.transfers_by_id.forget_taker(&transfer),
             Timer::Death => self.die("KeyError: 'remote_engine_id'"),
             Timer::Seq(id, due) => {
                 if let Some(seq) = self.seqs.get_mut(&id) {
@@ -319,6 +335,7 @@ impl Engine {
         match (due, self.spec.dialect) {
             (Due::MeetTimeout, _) => self.meeting_timed_out(id, now),
             (Due::ReceiveTimeout, _) => self.receiving_timed_out(id, now),
+            (Due::TakeTimeout, _) => self.take_timed_out(id, now),
             (Due::Arrived, _) => self.transfer_arrived(id, now),
             (Due::Unreachable, Dialect::Vllm) => self.load_failed(id, now),
             (Due::Unreachable, Dialect::Sglang) => self.handshake_failed(id, now),

@@ -16,6 +16,12 @@ pub(crate) enum Timer {
     Ping(PeerAddr),
     /// Nobody came for a decode side that waits in a room.
     ForgetJoin(u64),
+    /// Nobody came for KV that is kept under a transfer id.
+    Kept(String),
+    /// A transfer has ended.
+    Pushed(String),
+    /// KV that somebody asked for by a transfer id was never computed here.
+    ForgetTaker(String),
     /// The engine core dies late.
     Death,
     Seq(SeqId, Due),
@@ -28,6 +34,8 @@ pub(crate) enum Due {
     MeetTimeout,
     /// SGLang decode: no KV came.
     ReceiveTimeout,
+    /// By transfer id, decode: no KV came.
+    TakeTimeout,
     /// NIXL: the transfer has ended.
     Arrived,
     /// NIXL: the handshake timed out. SGLang: the bootstrap server never answered.

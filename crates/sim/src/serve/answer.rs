@@ -10,7 +10,7 @@ mod rerank;
 mod responses;
 
 use crate::engine::sequence::{Ending, Finish, Handoff, KvState};
-use crate::engine::spec::Dialect;
+use crate::engine::spec::{Connector, Dialect};
 use crate::serve::json::quote;
 use crate::serve::node::JobPart;
 use crate::serve::refusal::Refusal;
@@ -57,6 +57,7 @@ impl Reason {
 #[derive(Debug)]
 pub struct Teller {
     pub dialect: Dialect,
+    pub connector: Connector,
     pub wish: Wish,
     /// Unix seconds.
     pub created: u64,
@@ -160,10 +161,14 @@ impl Teller {
         let Some(handoff) = ended.get(n - 1).and_then(|ended| ended.handoff.as_ref()) else {
             return "null".into();
         };
-        self.handoff_json(handoff)
+        match self.connector {
+            Connector::Nixl => self.nixl_json(handoff),
+            // The gateway knows all that a decode engine must be told.
+            Connector::Mooncake => "null".into(),
+        }
     }
 
-    fn handoff_json(&self, handoff: &Handoff) -> String {
+    fn nixl_json(&self, handoff: &Handoff) -> String {
         let blocks = handoff.blocks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let cached = handoff
             .cached

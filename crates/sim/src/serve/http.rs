@@ -244,6 +244,7 @@ impl Call<'_> {
         }
         let teller = Teller {
             dialect: spec.dialect,
+            connector: spec.connector,
             wish,
             created: clock::unix_seconds(),
             fingerprint: self.node.look(|engine| engine.id().chars().take(8).collect()),

@@ -71,6 +71,21 @@ pub(crate) enum JoinAnswer {
     Failed { why: String },
 }
 
+/// `POST /sim/transfers/take`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct TakeCall {
+    pub engine: Option<String>,
+    pub transfer: String,
+}
+
+/// Its answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum TakeAnswer {
+    Kv { content: u64 },
+    NoBlocks(NoBlocks),
+}
+
 /// Calls under way that can be taken back.
 #[derive(Debug, Default)]
 pub(crate) struct Joins {
@@ -152,6 +167,12 @@ async fn exchange(node: &Arc<Node>, to: &PeerAddr, call: &Call) -> Result<Option
             Ok(Some(match post(to, "/sim/rooms/join", &JoinCall { room }).await? {
                 JoinAnswer::Kv { content } => Answer::Kv { ticket, content },
                 JoinAnswer::Failed { why } => Answer::RoomFailed { ticket, why },
+            }))
+        }
+        Call::Take { ticket, engine, transfer } => {
+            Ok(Some(match post(to, "/sim/transfers/take", &TakeCall { engine, transfer }).await? {
+                TakeAnswer::Kv { content } => Answer::Kv { ticket, content },
+                TakeAnswer::NoBlocks(why) => Answer::NoBlocks { ticket, why },
             }))
         }
         Call::Leave { .. } => Ok(None),

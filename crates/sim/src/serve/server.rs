@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 
 use crate::engine::Engine;
 use crate::engine::message::PeerAddr;
-use crate::engine::spec::{Dialect, EngineSpec, Role};
+use crate::engine::spec::{EngineSpec, Kind, Role};
 use crate::engine::stats::Stats;
 use crate::serve::fabric::Fabric;
-use crate::serve::fault::{Fault, Faults, Kind};
+use crate::serve::fault::{Fault, Faults, Kind as FaultKind};
 use crate::serve::node::{Node, lock};
 use crate::serve::wire::{self, Orders};
 use crate::serve::{http, side};
@@ -31,7 +31,7 @@ pub struct Seat {
     pub spec: EngineSpec,
     pub host: IpAddr,
     pub port: u16,
-    /// SGLang prefill: the bootstrap server's port.
+    /// SGLang or Mooncake prefill: the bootstrap server's port.
     pub bootstrap_port: u16,
     /// vLLM with a connector: the NIXL side channel's port.
     pub side_port: u16,
@@ -45,11 +45,11 @@ impl Seat {
     }
 
     fn has_bootstrap(&self) -> bool {
-        self.spec.dialect == Dialect::Sglang && self.spec.role == Role::Prefill
+        matches!(self.spec.kind(), Kind::Sglang | Kind::Mooncake) && self.spec.role == Role::Prefill
     }
 
     fn has_side_channel(&self) -> bool {
-        self.spec.dialect == Dialect::Vllm && self.spec.role != Role::Whole
+        self.spec.kind() == Kind::Vllm && self.spec.role != Role::Whole
     }
 }
 
@@ -139,7 +139,7 @@ impl EngineHandle {
         self.server.seat.spec.role
     }
 
-    /// Port of the bootstrap server, on an SGLang prefill engine.
+    /// Port of the bootstrap server, on an SGLang or Mooncake prefill engine.
     #[must_use]
     pub fn bootstrap_port(&self) -> Option<u16> {
         Some(self.server.seat.bootstrap_port).filter(|port| *port != 0)
@@ -241,7 +241,9 @@ impl Server {
             let door = door.clone();
             tasks.push(tokio::spawn(accept(listener, listen.clone(), move |stream, orders| {
                 let door = door.clone();
-                async move { wire::serve(stream, orders, move |request, _| door.clone().bootstrap(request)).await }
+                async move {
+                    wire::serve(stream, orders, move |request, _| door.clone().any_bootstrap(request)).await
+                }
             })));
         }
         if let Some(listener) = sockets.side {
@@ -325,15 +327,15 @@ impl Server {
 
     pub async fn fault(self: &Arc<Self>, fault: Fault) -> std::io::Result<()> {
         match fault.kind {
-            Kind::Kill if fault.chunks.is_none() => {
+            FaultKind::Kill if fault.chunks.is_none() => {
                 self.struck.fetch_add(1, Ordering::Relaxed);
                 self.kill().await;
             }
-            Kind::Restart => {
+            FaultKind::Restart => {
                 self.struck.fetch_add(1, Ordering::Relaxed);
                 self.restart().await?;
             }
-            Kind::CloseIdle => {
+            FaultKind::CloseIdle => {
                 self.struck.fetch_add(1, Ordering::Relaxed);
                 self.close_idle();
             }

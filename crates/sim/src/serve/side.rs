@@ -15,11 +15,14 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::engine::message::{Answer, Call, LinkId};
+use crate::engine::spec::Dialect;
 use crate::serve::body::{Body, BreakOff};
 use crate::serve::fabric::Fabric;
 use crate::serve::http::{read_body, respond};
 use crate::serve::node::{Node, lock};
-use crate::serve::remote::{BeatCall, JoinAnswer, JoinCall, ReadAnswer, ReadCall, ReleaseCall};
+use crate::serve::remote::{
+    BeatCall, JoinAnswer, JoinCall, ReadAnswer, ReadCall, ReleaseCall, TakeAnswer, TakeCall,
+};
 use crate::serve::server::Seat;
 
 /// How many rooms' ranks are kept; the lowest room goes first.
@@ -52,8 +55,16 @@ impl Front {
         Self { shared: Arc::new(shared) }
     }
 
+    /// The bootstrap server of whichever engine has one.
+    pub async fn any_bootstrap(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
+        match self.shared.seat.spec.dialect {
+            Dialect::Vllm => self.mooncake(request).await,
+            Dialect::Sglang => self.bootstrap(request).await,
+        }
+    }
+
     /// SGLang's bootstrap server.
-    pub async fn bootstrap(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
+    async fn bootstrap(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
         let (head, body) = request.into_parts();
         Ok(match (&head.method, head.uri.path()) {
             (&Method::GET, "/health") => text(200, "OK"),
@@ -66,16 +77,61 @@ impl Front {
         })
     }
 
+    /// The bootstrap server of a vLLM engine with Mooncake.
+    async fn mooncake(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
+        let (head, body) = request.into_parts();
+        Ok(match (&head.method, head.uri.path()) {
+            (&Method::GET, "/query") => self.engine_ids(),
+            (&Method::POST, "/register") => registered(read(body).await?.as_ref()),
+            (&Method::POST, path) => self.transfer(path, body).await?,
+            _ => answer(&json!({"detail": "Not Found"}), 404),
+        })
+    }
+
+    /// The engine id of each rank, under the rank's number.
+    fn engine_ids(&self) -> Response<Body> {
+        let seat = &self.shared.seat;
+        let entries = (0..seat.spec.dp_size.max(1)).map(|rank| {
+            let worker = format!("tcp://{}:{}", seat.host, seat.bootstrap_port);
+            let id = self.shared.node.look(|engine| engine.rank_id(rank));
+            (rank.to_string(), json!({"engine_id": id, "worker_addr": {"0": {"0": worker}}}))
+        });
+        answer(&Value::Object(entries.collect()), 200)
+    }
+
+    /// Private calls between engines whose halves meet by a transfer id.
+    async fn transfer(&self, path: &str, body: Incoming) -> Result<Response<Body>, BreakOff> {
+        Ok(match path {
+            "/sim/transfers/take" => self.take(read(body).await?).await,
+            "/sim/nixl/release" => self.release(read(body).await?),
+            _ => text(404, "no such call"),
+        })
+    }
+
+    async fn take(&self, call: Option<TakeCall>) -> Response<Body> {
+        let Some(TakeCall { engine, transfer }) = call else { return text(400, "not a take") };
+        let caller = Caller::new(&self.shared, None);
+        match caller.ask(Call::Take { ticket: CALLER, engine, transfer }).await {
+            Some(Answer::Kv { content, .. }) => answer(&TakeAnswer::Kv { content }, 200),
+            Some(Answer::NoBlocks { why, .. }) => answer(&TakeAnswer::NoBlocks(why), 200),
+            _ => text(503, "no answer"),
+        }
+    }
+
+    fn release(&self, call: Option<ReleaseCall>) -> Response<Body> {
+        self.tell(call, |call: ReleaseCall| Call::Release {
+            engine: call.engine,
+            request: call.request,
+            reader: call.reader,
+        })
+    }
+
     /// A vLLM engine's side channel.
     pub async fn side_channel(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
         let (head, body) = request.into_parts();
         Ok(match head.uri.path() {
             "/sim/nixl/read" => self.read(read(body).await?).await,
-            "/sim/nixl/release" => self.tell(read(body).await?, |call: ReleaseCall| Call::Release {
-                engine: call.engine,
-                request: call.request,
-                reader: call.reader,
-            }),
+            "/sim/nixl/release" => self.release(read(body).await?),
             "/sim/nixl/beat" => self.tell(read(body).await?, |call: BeatCall| Call::Beat {
                 engine: call.engine,
                 requests: call.requests,
@@ -95,13 +151,16 @@ impl Front {
         };
         let seat = &self.shared.seat;
         match [dp, cp, tp, pp] {
-            [-1, -1, -1, -1] => answer(&json!({
-                "attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": seat.spec.block_size,
-                "kv_cache_dtype": "auto", "follow_bootstrap_room": true, "prefill_http_port": seat.port,
-                "decode_allocation_policy": "early",
-            })),
+            [-1, -1, -1, -1] => answer(
+                &json!({
+                    "attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": seat.spec.block_size,
+                    "kv_cache_dtype": "auto", "follow_bootstrap_room": true, "prefill_http_port": seat.port,
+                    "decode_allocation_policy": "early",
+                }),
+                200,
+            ),
             [0, 0, 0, 0] => {
-                answer(&json!({"rank_ip": seat.host.to_string(), "rank_port": seat.bootstrap_port}))
+                answer(&json!({"rank_ip": seat.host.to_string(), "rank_port": seat.bootstrap_port}), 200)
             }
             _ => text(
                 404,
@@ -131,7 +190,7 @@ impl Front {
             let room = room.to_string();
             ranks.get(&room).map(|rank| (room, Value::from(*rank)))
         });
-        answer(&Value::Object(known.collect()))
+        answer(&Value::Object(known.collect()), 200)
     }
 
     async fn read(&self, call: Option<ReadCall>) -> Response<Body> {
@@ -140,8 +199,10 @@ impl Front {
         let caller = Caller::new(&self.shared, None);
         let call = Call::Read { ticket: CALLER, engine, request, reader, blocks, tp_size };
         match caller.ask(call).await {
-            Some(Answer::Blocks { contents, lease, .. }) => answer(&ReadAnswer::Blocks { contents, lease }),
-            Some(Answer::NoBlocks { why, .. }) => answer(&ReadAnswer::NoBlocks(why)),
+            Some(Answer::Blocks { contents, lease, .. }) => {
+                answer(&ReadAnswer::Blocks { contents, lease }, 200)
+            }
+            Some(Answer::NoBlocks { why, .. }) => answer(&ReadAnswer::NoBlocks(why), 200),
             _ => text(503, "no answer"),
         }
     }
@@ -150,15 +211,15 @@ impl Front {
         let Some(call) = call else { return text(400, "not a notice") };
         // A notice has no answer, so nobody has to be known by this link.
         self.shared.node.receive(0, make(call));
-        answer(&json!({}))
+        answer(&json!({}), 200)
     }
 
     async fn join(&self, call: Option<JoinCall>) -> Response<Body> {
         let Some(JoinCall { room }) = call else { return text(400, "not a join") };
         let caller = Caller::new(&self.shared, Some(room));
         match caller.ask(Call::Join { ticket: CALLER, room }).await {
-            Some(Answer::Kv { content, .. }) => answer(&JoinAnswer::Kv { content }),
-            Some(Answer::RoomFailed { why, .. }) => answer(&JoinAnswer::Failed { why }),
+            Some(Answer::Kv { content, .. }) => answer(&JoinAnswer::Kv { content }, 200),
+            Some(Answer::RoomFailed { why, .. }) => answer(&JoinAnswer::Failed { why }, 200),
             _ => text(503, "no answer"),
         }
     }
@@ -205,6 +266,16 @@ fn text(status: u16, body: &str) -> Response<Body> {
     respond(status, "text/plain; charset=utf-8", body.into())
 }
 
-fn answer(value: &impl Serialize) -> Response<Body> {
-    respond(200, "application/json; charset=utf-8", serde_json::to_string(value).unwrap_or_default())
+/// `POST /register` of one of the engine's workers.
+fn registered(body: Option<&Value>) -> Response<Body> {
+    let has = |key: &str| body.is_some_and(|body| body.get(key).is_some());
+    if ["engine_id", "dp_rank", "tp_rank", "pp_rank", "addr"].into_iter().all(has) {
+        answer(&json!({"status": "ok"}), 200)
+    } else {
+        answer(&json!({"detail": "not a registration"}), 400)
+    }
+}
+
+fn answer(value: &impl Serialize, status: u16) -> Response<Body> {
+    respond(status, "application/json; charset=utf-8", serde_json::to_string(value).unwrap_or_default())
 }

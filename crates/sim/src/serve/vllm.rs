@@ -8,7 +8,8 @@ use http::HeaderMap;
 use serde_json::{Map, Value};
 
 use crate::engine::sequence::{Ask, Part, RemoteKv};
-use crate::engine::spec::{Dialect, EngineSpec, Role};
+use crate::engine::spec::{Connector, Dialect, EngineSpec};
+use crate::serve::connector::{self, is_set};
 use crate::serve::json::Members;
 use crate::serve::refusal::{Problem, Refusal};
 use crate::serve::wish::{Api, Choice, Documents, Limits, Wish, chat_prompt, read_prompts};
@@ -69,10 +70,10 @@ pub fn parse(
     let fields = read_fields(api, &members)?;
     check_thinking(api, &fields, &members)?;
     let (mut prompts, listed, documents) = read_input(api, &members)?;
-    let remote = fields.kv.as_ref().filter(|kv| is_set(kv, "do_remote_prefill")).map(RemoteKv::parse);
-    let kept = remote.clone();
-    let refuse = |refusal: Refusal| Box::new(Refused { refusal, remote: kept.clone() });
+    let remote = fields.kv.as_ref().and_then(|kv| connector::unwanted(kv, spec));
+    let refuse = |refusal: Refusal| Box::new(Refused { refusal, remote: remote.clone() });
     check(&fields, spec).map_err(refuse)?;
+    let rank = rank(head, spec).map_err(refuse)?;
     if let Some(ids) = fields.kv.as_ref().and_then(forwarded_ids) {
         prompts = vec![Prompt::from_tokens(ids)];
     }
@@ -86,7 +87,7 @@ pub fn parse(
         spec,
     );
     let (wish, kv, return_token_ids) = wish;
-    let part = part_of(kv.as_ref(), remote, spec);
+    let part = connector::part(kv.as_ref(), spec, rank);
     let asks = make_asks(&wish, &part);
     Ok(Parsed { wish, asks, return_token_ids })
 }
@@ -171,8 +172,21 @@ pub fn responses_prompt(members: &Members<'_>) -> Result<std::sync::Arc<Prompt>,
     Ok(chat_prompt(members.body.get("instructions").filter(|text| text.is_string()), &messages))
 }
 
-fn is_set(kv: &Map<String, Value>, key: &str) -> bool {
-    kv.get(key).and_then(Value::as_bool).unwrap_or(false)
+/// The data-parallel rank that the header asks for, or any. What is no number is ignored.
+fn rank(head: &HeaderMap, spec: &EngineSpec) -> Result<u32, Refusal> {
+    if spec.connector != Connector::Mooncake {
+        return Ok(0);
+    }
+    let size = spec.dp_size.max(1);
+    let asked = head.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok()?.trim().parse().ok());
+    match asked {
+        Some(rank) if rank >= size => {
+            let message = format!("data_parallel_rank {rank} is out of range [0, {size}).");
+            Err(Refusal::bad(message, None))
+        }
+        Some(rank) => Ok(rank),
+        None => Ok(fastrand::u32(..size)),
+    }
 }
 
 /// Token ids of the prefill leg, handed on so that the prompt is tokenized once.
@@ -316,18 +330,6 @@ fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec) -> (Wish
     (wish, fields.kv, fields.return_token_ids)
 }
 
-/// An engine without a connector ignores the parameters.
-fn part_of(kv: Option<&Map<String, Value>>, remote: Option<RemoteKv>, spec: &EngineSpec) -> Part {
-    if spec.role == Role::Whole {
-        return Part::Local;
-    }
-    match (kv, remote) {
-        (_, Some(remote)) => Part::Pull(remote),
-        (Some(kv), None) if is_set(kv, "do_remote_decode") => Part::Hold,
-        _ => Part::Local,
-    }
-}
-
 fn make_asks(wish: &Wish, part: &Part) -> Vec<Ask> {
     let n = usize::try_from(wish.n).unwrap_or(1).max(1);
     // Siblings share a hand-off; two requests never have one parent, even with one id.
@@ -339,13 +341,18 @@ fn make_asks(wish: &Wish, part: &Part) -> Vec<Ask> {
             Api::Responses => format!("{}_0-{tail}", wish.id),
             Api::Chat | Api::Messages => format!("{}-{tail}", wish.id),
         };
+        let name = if n > 1 { format!("{}_{own}", at % n) } else { own };
+        let part = match part {
+            Part::Hold(unnamed) if unnamed.is_empty() => Part::Hold(name.clone()),
+            part => part.clone(),
+        };
         Ask {
-            name: if n > 1 { format!("{}_{own}", at % n) } else { own },
+            name,
+            part,
             parent: parent.clone(),
             prompt: choice.prompt.clone(),
             tokens: choice.tokens,
             ending: choice.ending.clone(),
-            part: part.clone(),
             watched: wish.stream,
             whole_prompt: wish.echo && wish.logprobs.is_some(),
         }

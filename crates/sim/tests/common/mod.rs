@@ -152,3 +152,16 @@ pub async fn sglang_pair(
 ) -> (Reply, Reply) {
     tokio::join!(post(prefill, path, body), post(decode, path, body))
 }
+
+/// The members that make a Mooncake prefill leg.
+pub fn give(transfer: &str) -> Value {
+    json!({"stream": false, "max_tokens": 1,
+           "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer}})
+}
+
+/// The members that make a Mooncake decode leg.
+pub fn take(prefill: &EngineHandle, engine_id: &str, transfer: &str) -> Value {
+    let at = format!("http://127.0.0.1:{}", prefill.bootstrap_port().unwrap());
+    json!({"kv_transfer_params": {"do_remote_decode": false, "do_remote_prefill": true, "transfer_id": transfer,
+           "remote_engine_id": engine_id, "remote_bootstrap_addr": at}})
+}

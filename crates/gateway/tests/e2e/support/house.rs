@@ -12,7 +12,7 @@ use baton_gateway::gateway::Gateway;
 use baton_gateway::registry::Spec;
 use baton_gateway::serve::{self, Running};
 use baton_gateway::telemetry::log::Drops;
-use baton_sim::{Dialect, EngineHandle, Fault, FaultKind, Fleet, FleetSpec, Stats, Where};
+use baton_sim::{EngineHandle, Fault, FaultKind, Fleet, FleetSpec, Kind, Stats, Where};
 
 use super::{Ask, BOUND, Page, Tap, until, until_within, within};
 
@@ -61,9 +61,9 @@ impl Plan {
         }
     }
 
-    /// Prefill and decode engines of one dialect.
-    pub fn pairs(dialect: Dialect, prefill: usize, decode: usize) -> Plan {
-        Plan::new(FleetSpec::pairs(dialect, prefill, decode))
+    /// Prefill and decode engines of one kind.
+    pub fn pairs(kind: impl Into<Kind>, prefill: usize, decode: usize) -> Plan {
+        Plan::new(FleetSpec::pairs(kind, prefill, decode))
     }
 
     /// Flags of `baton launch`, separated by blanks.
@@ -179,8 +179,8 @@ impl Drop for House {
 
 impl House {
     /// One prefill and one decode engine.
-    pub async fn pair(dialect: Dialect) -> House {
-        Plan::pairs(dialect, 1, 1).open().await
+    pub async fn pair(kind: impl Into<Kind>) -> House {
+        Plan::pairs(kind, 1, 1).open().await
     }
 
     pub fn running(&self) -> &Running {
@@ -201,9 +201,12 @@ impl House {
         };
         let mut spec = Spec::new(self.url(at), role);
         spec.bootstrap_port = engine.bootstrap_port();
-        if engine.spec().dialect == Dialect::Vllm && role != Role::Whole {
-            spec.kv_connector = Some("NixlConnector".into());
-        }
+        spec.kv_connector = match engine.spec().kind() {
+            Kind::Vllm => Some("NixlConnector".into()),
+            Kind::Mooncake => Some("MooncakeConnector".into()),
+            Kind::Sglang => None,
+        };
+        spec.kv_connector = spec.kv_connector.filter(|_| role != Role::Whole);
         spec
     }
 
@@ -316,7 +319,7 @@ impl House {
         assert!(stats.all_free(), "KV blocks are left: {stats:?}");
         let guilty =
             self.fleet.engines().iter().filter(|e| e.stats().handoffs.wrong + e.stats().handoffs.reused > 0);
-        let guilty: Vec<_> = guilty.map(|e| (e.spec().dialect, e.role(), e.stats().handoffs)).collect();
+        let guilty: Vec<_> = guilty.map(|e| (e.spec().kind(), e.role(), e.stats().handoffs)).collect();
         assert!(guilty.is_empty(), "hand-offs used wrongly, or twice: {guilty:?}");
         if let Some(expired) = self.expired {
             assert_eq!(stats.handoffs.expired, expired, "hand-offs left to their lease: {stats:?}");

@@ -237,6 +237,14 @@ impl Fault {
         }
     }
 
+    /// Which silence it was, if the fault is one.
+    pub fn silence(&self) -> Option<Silence> {
+        match self {
+            Fault::DecodeSilent { phase, .. } => Some(*phase),
+            _ => None,
+        }
+    }
+
     /// What is for the operator alone, beside the message.
     pub fn reason(&self) -> Option<&str> {
         match self {

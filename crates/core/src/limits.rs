@@ -4,6 +4,13 @@
 //! reached is a [`crate::fault::Fault`] or a bounded background leg, never a growing buffer.
 
 use crate::time::Duration;
+use crate::watchdog::Watchdog;
+
+/// What may differ from one request to the next: the gateway's settings, where nothing says otherwise for its model.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    pub watchdog: Watchdog,
+}
 
 /// Limits of one exchange.
 #[derive(Clone, Debug)]

@@ -12,6 +12,7 @@ use crate::fault::{Fault, LegName};
 use crate::fleet::{Engine, Worker};
 use crate::sse::Usage;
 use crate::time::{Duration, Instant};
+use crate::watchdog::Silence;
 
 /// What became of the hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -109,8 +110,12 @@ pub struct Record {
     pub code: Option<&'static str>,
     /// The fault in words, for the log.
     pub error: Option<String>,
+    /// The fault's status, which an answer that had begun cannot show any more.
+    pub fault_status: Option<u16>,
     /// The leg that failed.
     pub leg: Option<LegName>,
+    /// How the worker that answers fell silent, if that was it.
+    pub silence: Option<Silence>,
     pub prefill: Option<Arc<Worker>>,
     pub decode: Option<Arc<Worker>>,
     /// `regular` or `pd`: SMG's `backend_type`.
@@ -136,5 +141,7 @@ impl Record {
         self.code = Some(fault.code());
         self.error = Some(fault.answer().message);
         self.leg = fault.leg();
+        self.fault_status = Some(fault.status());
+        self.silence = fault.silence();
     }
 }

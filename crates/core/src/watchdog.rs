@@ -8,6 +8,7 @@
 //!
 //! Does not know what a piece holds: a keep-alive comment of the engine counts as one.
 
+use crate::exchange::Leg;
 use crate::fault::{Fault, LegName};
 use crate::time::{Duration, Instant};
 
@@ -67,6 +68,84 @@ pub struct Due {
     pub at: Instant,
     pub phase: Silence,
     pub limit: Duration,
+}
+
+/// What the prefill is doing, as far as the decode's debt depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prefill {
+    /// The plan has none, or it has not been sent.
+    Absent,
+    Runs,
+    Over(Instant),
+}
+
+/// What the legs of a request's attempt have done so far: since when is output owed?
+///
+/// A prefill that is still at work is what the decode waits for. Once its leg is over, however it ended, there is
+/// nothing left to wait for.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    limits: Watchdog,
+    stream: bool,
+    leg: LegName,
+    prefill: Prefill,
+    sent: Option<Instant>,
+}
+
+impl Watch {
+    /// `stream`: the client asked for one.
+    pub fn new(limits: Watchdog, stream: bool) -> Watch {
+        Watch { limits, stream, leg: LegName::Decode, prefill: Prefill::Absent, sent: None }
+    }
+
+    /// Workers were chosen for an attempt; the answering one is called this.
+    pub fn begins(&mut self, leg: LegName) {
+        *self = Watch { leg, ..Watch::new(self.limits, self.stream) };
+    }
+
+    pub fn sent(&mut self, leg: Leg, now: Instant) {
+        match leg {
+            Leg::Prefill => self.prefill = Prefill::Runs,
+            Leg::Decode => self.sent = Some(now),
+        }
+    }
+
+    /// The leg is over, whether it succeeded, failed or was closed.
+    pub fn over(&mut self, leg: Leg, now: Instant) {
+        match leg {
+            Leg::Prefill if self.prefill == Prefill::Runs => self.prefill = Prefill::Over(now),
+            Leg::Prefill => {}
+            Leg::Decode => self.sent = None,
+        }
+    }
+
+    /// Does the end of the prefill's leg still matter, wherever that leg lives now?
+    pub fn waits_for_prefill(&self) -> bool {
+        self.prefill == Prefill::Runs && self.sent.is_some() && self.first().is_some()
+    }
+
+    /// When the next piece has to be there. `last_piece` is the last one of the answer's body.
+    pub fn due(&self, last_piece: Option<Instant>) -> Option<Due> {
+        self.limits.due(&self.sight(last_piece))
+    }
+
+    /// The fault, if the silence has lasted too long by now.
+    pub fn barks(&self, last_piece: Option<Instant>, now: Instant) -> Option<Fault> {
+        self.limits.barks(&self.sight(last_piece), now)
+    }
+
+    fn first(&self) -> Option<Duration> {
+        if self.stream { self.limits.first_response } else { self.limits.response }
+    }
+
+    fn sight(&self, last_piece: Option<Instant>) -> Sight {
+        let armed = match self.prefill {
+            Prefill::Absent => self.sent,
+            Prefill::Runs => None,
+            Prefill::Over(at) => self.sent.map(|sent| sent.max(at)),
+        };
+        Sight { leg: self.leg, stream: self.stream, armed, last_piece }
+    }
 }
 
 impl Watchdog {
@@ -151,6 +230,54 @@ mod tests {
         assert_eq!(plain.message, "The decode worker did not finish responding within 5s.");
         let idle = ALL.barks(&sight(true, Some(10), Some(20)), at(23)).unwrap().answer();
         assert_eq!(idle.message, "The decode worker fell silent for 3s in the middle of its answer.");
+    }
+
+    #[test]
+    fn output_is_owed_once_nothing_else_is_waited_for() {
+        let mut watch = Watch::new(ALL, true);
+        let due = |watch: &Watch| watch.due(None).map(|due| due.at);
+        watch.begins(LegName::Whole);
+        assert_eq!(due(&watch), None);
+        watch.sent(Leg::Decode, at(10));
+        assert_eq!(
+            (due(&watch), watch.waits_for_prefill()),
+            (Some(at(12)), false),
+            "one leg owes from its sending"
+        );
+
+        // Legs in turn: the decode is sent when the prefill is over, and another decode owes anew.
+        watch.begins(LegName::Decode);
+        watch.sent(Leg::Prefill, at(20));
+        watch.over(Leg::Prefill, at(50));
+        assert_eq!(due(&watch), None);
+        watch.sent(Leg::Decode, at(51));
+        assert_eq!(due(&watch), Some(at(53)));
+        watch.over(Leg::Decode, at(52));
+        assert_eq!(due(&watch), None, "a leg that is over owes nothing");
+        watch.sent(Leg::Decode, at(60));
+        assert_eq!(due(&watch), Some(at(62)));
+
+        // Both at once: not before the prefill is over.
+        watch.begins(LegName::Decode);
+        watch.sent(Leg::Prefill, at(70));
+        watch.sent(Leg::Decode, at(70));
+        assert_eq!((due(&watch), watch.waits_for_prefill()), (None, true));
+        assert_eq!(watch.due(Some(at(75))).map(|due| due.at), Some(at(78)), "it has begun all the same");
+        watch.over(Leg::Prefill, at(90));
+        watch.over(Leg::Prefill, at(95));
+        assert_eq!((due(&watch), watch.waits_for_prefill()), (Some(at(92)), false));
+        assert!(matches!(watch.barks(None, at(92)), Some(Fault::DecodeSilent { leg: LegName::Decode, .. })));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_prefill_whose_end_arms_nothing() {
+        for (stream, waits) in [(true, true), (false, false)] {
+            let mut watch = Watch::new(Watchdog::default(), stream);
+            watch.begins(LegName::Decode);
+            watch.sent(Leg::Prefill, at(1));
+            watch.sent(Leg::Decode, at(1));
+            assert_eq!(watch.waits_for_prefill(), waits, "stream {stream}");
+        }
     }
 
     #[test]

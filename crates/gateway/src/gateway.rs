@@ -8,9 +8,10 @@ use baton_core::admission::AdmissionRule;
 use baton_core::body::BodyLimits;
 use baton_core::breaker::BreakerRule;
 use baton_core::handoff;
-use baton_core::limits::ExchangeLimits;
+use baton_core::limits::{ExchangeLimits, Terms};
 use baton_core::place::{Legwise, Policy, PolicyName, Strategy};
 use baton_core::retry::RetryRule;
+use baton_core::watchdog::Watchdog;
 use http::{HeaderName, HeaderValue};
 use tokio::sync::Semaphore;
 
@@ -27,6 +28,8 @@ pub struct Rules {
     pub retry: RetryRule,
     pub breaker: BreakerRule,
     pub exchange: ExchangeLimits,
+    /// Of a request for which nothing else is said.
+    pub terms: Terms,
     /// For a client's request.
     pub body: BodyLimits,
     /// For a prefill's answer.
@@ -172,6 +175,13 @@ fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
             detach_timeout: config.timeouts.prefill_drain,
             release_timeout: config.timeouts.release,
             ..ExchangeLimits::default()
+        },
+        terms: Terms {
+            watchdog: Watchdog {
+                first_response: config.timeouts.decode_first_response,
+                response: config.timeouts.decode_response,
+                stream_idle: config.timeouts.decode_stream_idle,
+            },
         },
         body: BodyLimits { max_bytes: config.limits.max_payload_bytes.get(), ..BodyLimits::default() },
         answer: BodyLimits { max_bytes: answer_max, ..BodyLimits::default() },

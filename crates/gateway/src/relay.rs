@@ -144,7 +144,7 @@ impl Relay {
 
     /// Looks at a piece in passing.
     fn pass(&mut self, piece: &Bytes) {
-        self.heard = self.clock.now();
+        self.heard = self.drive.heard().unwrap_or_else(|| self.clock.now());
         let record = &mut self.drive.record;
         record.answer_bytes += piece.len() as u64;
         self.left = self.left.map(|n| n.saturating_sub(piece.len() as u64));

@@ -31,17 +31,20 @@ impl Drive {
         let Some(name) = self.plan.as_ref().map(|p| p.course.name(leg)) else { return };
         let Some((runtime, place)) = self.background() else {
             self.judge(&taken, Verdict::Mute);
+            self.watch.over(leg, self.now);
             return;
         };
         let limit = self.gateway.rules.exchange.detach_timeout;
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
         let counted = gateway.telemetry.background().detached();
-        runtime.spawn(async move {
+        self.detached = Some(runtime.spawn(async move {
             let (end, verdict) = drained(io, name, limit).await;
-            taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
+            let now = lane.clock.now();
+            taken.seat.pulse.record(verdict, &gateway.rules.breaker, now);
             counted.ended(end);
             drop((taken, place));
-        });
+            now
+        }));
     }
 
     /// Makes a decode consume the KV that the prefill holds for this request.

@@ -41,7 +41,7 @@ struct Whole {
 /// Serves the request as `parts` exchanges.
 pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
     let (gateway, lane) = (desk.gateway.clone(), desk.lane.clone());
-    let Entry { ask, body, forward, record, permit, line: _ } = entry;
+    let Entry { ask, body, forward, record, terms, permit, line: _ } = entry;
     let api = ask.api;
     let mut whole = Whole { gateway, lane, record, settled: false, _permit: permit };
     if parts > fan::PARTS_MAX {
@@ -60,7 +60,7 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
             request_id: format!("{}-{index}", whole.record.request_id),
             ..whole.record.clone()
         };
-        let entry = Entry { ask, body, forward: forward.clone(), record, permit: None, line: None };
+        let entry = Entry { ask, body, forward: forward.clone(), record, terms, permit: None, line: None };
         drives.push(Drive::new(whole.gateway.clone(), whole.lane.clone(), entry));
     }
     match start(drives).await {

@@ -48,6 +48,7 @@ impl Drive {
             Leg::Prefill => (moments.prefill_sent, moments.prefill_done) = (Some(now), None),
             Leg::Decode => (moments.decode_sent, moments.decode_head) = (Some(now), None),
         }
+        self.watch.sent(leg, now);
         self.legs[leg as usize] =
             Some(upstream::Leg::send(&self.lane.pool, self.lane.clock, &taken.seat, request, want));
     }

@@ -9,6 +9,7 @@ pub mod fan;
 pub use background::sweep;
 mod joint;
 mod legs;
+mod watch;
 
 use legs::Held;
 
@@ -16,7 +17,7 @@ use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use baton_core::ask::Ask;
 use baton_core::body::Envelope;
@@ -24,12 +25,15 @@ use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Mint, Pair, Plan};
+use baton_core::limits::Terms;
 use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
 use baton_core::time::Instant;
+use baton_core::watchdog::Watch;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
+use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 use tracing::Span;
 
@@ -61,6 +65,7 @@ pub struct Entry {
     /// Headers of the client that both legs get.
     pub forward: Vec<(HeaderName, HeaderValue)>,
     pub record: Record,
+    pub terms: Terms,
     /// `None`: a part of a request, which holds the place for all its parts.
     pub permit: Option<Permit>,
     /// The client's connection; `None` for a part of a request.
@@ -82,6 +87,9 @@ pub struct Drive {
     taken: [Option<Taken>; 2],
     legs: [Option<upstream::Leg>; 2],
     held: Option<Held>,
+    watch: Watch,
+    /// The prefill's leg where it lives on in the background, and when it ends there.
+    detached: Option<JoinHandle<Instant>>,
     tried: SmallVec<[u32; 4]>,
     /// This moment: the last reading of the clock.
     now: Instant,
@@ -115,6 +123,8 @@ impl Drive {
         Box::new(Drive {
             exchange,
             dice,
+            watch: Watch::new(entry.terms.watchdog, entry.ask.stream),
+            detached: None,
             ask: entry.ask,
             body: entry.body,
             forward: entry.forward,
@@ -265,6 +275,7 @@ impl Drive {
 
     fn close(&mut self, leg: Leg) {
         self.legs[leg as usize] = None;
+        self.watch.over(leg, self.now);
         if leg == Leg::Prefill {
             self.held = None;
         }
@@ -300,6 +311,8 @@ impl Drive {
         };
         (record.mode, record.handoff) = (plan.mode, plan.result);
         let course = plan.course;
+        self.watch.begins(course.answers);
+        self.detached = None;
         self.plan = Some(plan);
         self.taken = match placement {
             Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
@@ -421,7 +434,9 @@ impl Drive {
             self.backoff = None;
             return Poll::Ready(Event::Resume);
         }
-        self.alarm.poll(self.deadline, self.now, cx).map(|()| Event::Deadline)
+        let due = self.due(cx).filter(|due| *due < self.deadline);
+        ready!(self.alarm.poll(due.unwrap_or(self.deadline), self.now, cx));
+        Poll::Ready(due.and_then(|_| self.silence()).map_or(Event::Deadline, Event::Silent))
     }
 
     /// Ready once `at` has come. Asked after [`Drive::poll_event`] had nothing to tell.

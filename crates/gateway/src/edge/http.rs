@@ -146,7 +146,8 @@ impl Desk {
                 record.moments.admitted = Some(self.lane.clock.now());
                 let forward = self.forwarded(&parts.headers);
                 let line = Some(self.line.clone());
-                Ok(Entry { ask, body, forward, record, permit: Some(permit), line })
+                let terms = self.gateway.rules.terms;
+                Ok(Entry { ask, body, forward, record, terms, permit: Some(permit), line })
             }
             Err(fault) => {
                 let reply = answer::fault(&fault, api.shape(), &record.request_id);

@@ -12,6 +12,7 @@ use baton_core::exchange::Outcome;
 use baton_core::fault::LegName;
 use baton_core::fleet::{Fleet, Worker};
 use baton_core::record::{Record, Retried};
+use baton_core::watchdog::Silence;
 use rustc_hash::FxHashMap;
 
 use super::families::Recorded;
@@ -100,6 +101,9 @@ impl Counting {
                 all.worker_errors.of([labels::worker_type(Some(leg)), "http", kind]);
             }
         }
+        for phase in Silence::ALL {
+            all.decode_watchdog.of([phase.as_str()]);
+        }
         all.pd_kv_failures.of([]);
         all.pd_bootstrap_failures.of([]);
         all.admission_waits.of([]);
@@ -163,6 +167,9 @@ impl Counting {
         }
         if let Some(code) = record.code.filter(|_| is_last_apart(record)) {
             self.failed_leg(record.leg, code, [&record.prefill, &record.decode]);
+            if let Some(phase) = record.silence {
+                self.all.decode_watchdog.of([phase.as_str()]).one();
+            }
         }
         if matches!(record.code, Some("worker_overload_protection_shed")) {
             self.all.admission_sheds.of([]).one();

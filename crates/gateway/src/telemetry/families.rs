@@ -67,6 +67,11 @@ recorded! {
     /// Requests that were not let in: queue_full, or queue_timeout after waiting.
     queue_rejected: Counters "smg_admission_queue_rejected_total" [reason], "requests", Smg;
 
+    /// Inference requests that failed; status is pd_decode_watchdog, pd_prefill_failure or else the error's code, status_code 504 also for a stream that the watchdog cut.
+    model_failures: Counters "gateway_request_model_fail_total" [model, status, status_code], "requests", Aibrix;
+    /// Workers that owed output and fell silent, before the first piece of the answer or between two.
+    decode_watchdog: Counters "gateway_pd_decode_watchdog_total" [phase], "requests", Aibrix;
+
     /// How exchanges ended: served, failed, cut, client_gone.
     exchanges: Counters "baton_exchanges_total" [outcome], "requests", Baton;
     /// What became of hand-offs, by the decode's engine and the connector, empty where there is none.

@@ -31,6 +31,8 @@ pub enum Source {
     SmgPd,
     /// SMG's metrics reference.
     Smg,
+    /// AIBrix's page on PD disaggregation, and its gateway.
+    Aibrix,
     /// Nobody else has it.
     Baton,
 }
@@ -40,6 +42,7 @@ impl Source {
         match self {
             Source::SmgPd => "SMG, PD disaggregation, Monitoring",
             Source::Smg => "SMG, metrics reference",
+            Source::Aibrix => "AIBrix",
             Source::Baton => "Baton",
         }
     }

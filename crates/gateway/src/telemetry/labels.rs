@@ -132,6 +132,11 @@ pub fn error_type(code: &str, leg: Option<LegName>) -> &'static str {
     }
 }
 
+/// AIBrix's `status` of a failed request: its own word where it has one.
+pub fn failure(code: &'static str, leg: Option<LegName>) -> &'static str {
+    if leg == Some(LegName::Prefill) { "pd_prefill_failure" } else { code }
+}
+
 /// `error_code` of an answer. Empty: no error.
 pub fn error_code(code: Option<&'static str>, outcome: Outcome) -> &'static str {
     match (code, outcome) {

@@ -6,12 +6,13 @@ use super::families::table;
 use super::family::Row;
 
 /// Headings by how a name begins, in the page's order; the last takes the rest.
-const SECTIONS: [(&str, &str); 6] = [
+const SECTIONS: [(&str, &str); 7] = [
     ("smg_http_", "HTTP"),
     ("smg_router_", "Inference requests"),
     ("smg_pd_", "Prefill/decode"),
     ("smg_worker_", "Workers"),
     ("smg_", "Admission and logging"),
+    ("gateway_", "AIBrix's"),
     ("", "Baton's own"),
 ];
 

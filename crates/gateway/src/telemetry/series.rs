@@ -22,6 +22,7 @@ pub struct RequestKey {
     method: &'static str,
     status: u16,
     code: Option<&'static str>,
+    fault_status: Option<u16>,
     leg: Option<LegName>,
     api: Option<Api>,
     stream: bool,
@@ -39,6 +40,7 @@ impl RequestKey {
             method: labels::method(record.method),
             status: record.status,
             code: record.code,
+            fault_status: record.fault_status,
             leg: record.leg,
             api: record.api,
             stream: record.stream,
@@ -64,7 +66,7 @@ struct ExchangeSeries {
     outcome: Count,
     requests: Count,
     seconds: Timing,
-    error: Option<Count>,
+    error: Option<[Count; 2]>,
     input_tokens: Count,
     output_tokens: Count,
     cached_tokens: Count,
@@ -113,7 +115,11 @@ impl ExchangeSeries {
         let router = labels::router(key.pd, model, api, key.stream);
         let error = |code| {
             let [a, b, c, d, e, f] = router;
-            all.router_errors.of([a, b, c, d, e, f, labels::error_type(code, key.leg)])
+            let status = key.fault_status.unwrap_or(key.status).to_string();
+            [
+                all.router_errors.of([a, b, c, d, e, f, labels::error_type(code, key.leg)]),
+                all.model_failures.of([model, labels::failure(code, key.leg), &status]),
+            ]
         };
         let tokens = |kind| all.router_tokens.of(["http", backend, model, endpoint, kind]);
         let short = ["http", backend, model, endpoint];
@@ -138,7 +144,7 @@ impl ExchangeSeries {
         self.outcome.one();
         self.requests.one();
         self.seconds.took(at.ended.since(at.received));
-        for count in [&self.error, &self.rejected].into_iter().flatten() {
+        for count in self.error.iter().flatten().chain(&self.rejected) {
             count.one();
         }
         if let Some(usage) = &record.usage {

@@ -145,6 +145,8 @@ pub struct Leg {
     asked: Instant,
     /// An earlier sending may have been read.
     was_delivered: bool,
+    /// When the last piece of a relayed body came.
+    heard: Option<Instant>,
 }
 
 impl Leg {
@@ -160,6 +162,7 @@ impl Leg {
             since: None,
             asked: clock.now(),
             was_delivered: false,
+            heard: None,
         };
         match pool.address(seat) {
             Err(lost) => leg.state = State::Dialing(Box::pin(std::future::ready(Err(lost)))),
@@ -337,9 +340,14 @@ impl Leg {
         match &piece {
             None => self.finish(),
             Some(Err(_)) => self.state = State::Over,
-            Some(Ok(_)) => {}
+            Some(Ok(_)) => self.heard = Some(self.clock.now()),
         }
         Poll::Ready(piece)
+    }
+
+    /// When the last piece of a relayed body came.
+    pub fn heard(&self) -> Option<Instant> {
+        self.heard
     }
 
     /// The body has ended: its connection may serve again.

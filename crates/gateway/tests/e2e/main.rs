@@ -27,5 +27,6 @@ mod smg;
 mod stopping;
 mod support;
 mod trtllm;
+mod watchdog;
 mod windows;
 mod workers;

@@ -79,6 +79,15 @@ group! {
         prefill_drain: Duration = Duration::from_secs(330), SECS, "prefill-drain-timeout-secs";
         /// Longest time to make a prefill worker give back KV that nobody will fetch.
         release: Duration = Duration::from_secs(10), SECS, "release-timeout-secs";
+        /// Longest wait for a stream's first piece once the prefill is done; 0 waits forever.
+        decode_first_response: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF,
+            "decode-first-response-timeout-secs", NOTE.env("AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT").lenient();
+        /// The same for an answer that is not streamed, which comes when all of it is computed; 0 waits forever.
+        decode_response: Option<Duration> = None, SECS_OR_OFF,
+            "decode-response-timeout-secs", NOTE.env("AIBRIX_DECODE_RESPONSE_TIMEOUT").lenient();
+        /// Longest silence of a worker in the middle of a stream; 0 waits forever.
+        decode_stream_idle: Option<Duration> = Some(Duration::from_secs(120)), SECS_OR_OFF,
+            "decode-stream-idle-timeout-secs", NOTE.env("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT").lenient();
         /// Longest time open requests may take to finish at shutdown.
         shutdown_grace: Duration = Duration::from_secs(180), SECS_OR_ZERO, "shutdown-grace-period-secs";
     }

@@ -131,3 +131,22 @@ fn aibrix_j25_aibrixs_names_for_tensorrt_llm() {
         assert!(load_with("", &[("AIBRIX_TRT_MACHINE_ID", machine)]).is_err(), "{machine}");
     }
 }
+
+#[test]
+fn a_watchdog_s_limit_of_aibrix_s_is_seconds_and_nought_is_off() {
+    let first = |value| {
+        let env = [("AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT", value)];
+        load_with("", &env).unwrap().config.timeouts.decode_first_response.map(|limit| limit.as_secs())
+    };
+    for (value, seconds) in
+        [("", Some(60)), ("0", None), (" 30 ", Some(30)), ("-1", Some(60)), ("abc", Some(60))]
+    {
+        assert_eq!(first(value), seconds, "{value:?}");
+    }
+    let others = [("AIBRIX_DECODE_RESPONSE_TIMEOUT", "7"), ("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT", "0")];
+    let timeouts = load_with("", &others).unwrap().config.timeouts;
+    assert_eq!(
+        (timeouts.decode_response.map(|limit| limit.as_secs()), timeouts.decode_stream_idle),
+        (Some(7), None)
+    );
+}

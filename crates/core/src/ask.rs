@@ -57,6 +57,7 @@ impl Api {
     pub fn shape(self) -> Shape {
         match self {
             Api::Messages | Api::CountTokens => Shape::Anthropic,
+            Api::Responses => Shape::Responses,
             _ => Shape::OpenAi,
         }
     }

@@ -435,12 +435,14 @@ fn refused_code(leg: LegName, refusal: &Refusal) -> &'static str {
     }
 }
 
-/// The two error shapes of the APIs served.
+/// The error shapes of the APIs served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Shape {
     #[default]
     OpenAi,
     Anthropic,
+    /// OpenAI's responses: as its other APIs, but for the end of a stream, whose events have names and numbers.
+    Responses,
 }
 
 impl Answer {
@@ -454,7 +456,7 @@ impl Answer {
             (_, 403) => "permission_error",
             (_, 429) => "rate_limit_error",
             (Shape::Anthropic, 500..) => "api_error",
-            (Shape::OpenAi, 500..) => "server_error",
+            (_, 500..) => "server_error",
             _ => "invalid_request_error",
         }
     }
@@ -462,7 +464,7 @@ impl Answer {
     /// The JSON body of the answer.
     pub fn body(&self, shape: Shape, request_id: &str) -> String {
         match shape {
-            Shape::OpenAi => serde_json::json!({"error": {
+            Shape::OpenAi | Shape::Responses => serde_json::json!({"error": {
                 "message": self.message, "type": self.kind(shape), "param": self.param, "code": self.code}}),
             Shape::Anthropic => serde_json::json!({"type": "error", "error": {
                 "type": self.kind(shape), "message": self.message}, "request_id": request_id}),
@@ -470,8 +472,8 @@ impl Answer {
         .to_string()
     }
 
-    /// The same as the last events of a stream that had begun.
-    pub fn events(&self, shape: Shape) -> String {
+    /// The same as the last events of a stream that had begun, `told` events before.
+    pub fn events(&self, shape: Shape, told: u64) -> String {
         match shape {
             Shape::OpenAi => {
                 let error = serde_json::json!({"error": {
@@ -481,6 +483,11 @@ impl Answer {
             Shape::Anthropic => {
                 let error = serde_json::json!({"type": "error", "error": {
                     "type": "api_error", "message": self.message}});
+                format!("event: error\ndata: {error}\n\n")
+            }
+            Shape::Responses => {
+                let error = serde_json::json!({"type": "error", "code": self.code, "message": self.message,
+                    "param": null, "sequence_number": told});
                 format!("event: error\ndata: {error}\n\n")
             }
         }

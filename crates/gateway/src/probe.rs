@@ -32,6 +32,7 @@ use baton_core::time::Instant;
 pub use facts::{Facts, Model};
 pub use get::{ANSWER_MAX_BYTES, Reply, Silence, Target};
 pub(crate) use mooncake::PATIENCE as ASK_AGAIN_PATIENCE;
+pub use trt::context_labels;
 
 use crate::registry::{Bell, Checks, JobStep, Registry, Watched};
 

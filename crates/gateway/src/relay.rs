@@ -38,6 +38,17 @@ impl std::error::Error for RelayError {}
 /// How much of a plain answer's end is kept to read its token counts from.
 const TAIL_BYTES: usize = 64 << 10;
 
+/// Finds out whether a client is there that has closed its sending half.
+pub const STILL_THERE: &[u8] = b": still there?\n\n";
+
+/// What fills a silence: a comment, or Anthropic's own event for it.
+pub fn alive(shape: Shape) -> &'static [u8] {
+    match shape {
+        Shape::OpenAi | Shape::Responses => b": keep-alive\n\n",
+        Shape::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
+    }
+}
+
 type Piece = Poll<Option<Result<Bytes, RelayError>>>;
 
 /// What the relay watches in passing.
@@ -177,7 +188,7 @@ impl Relay {
         }
         // The client's sending half has ended: a comment finds out whether anybody is there.
         if self.at_boundary() && self.line.ask_client.swap(false, Ordering::Relaxed) {
-            return Poll::Ready(Some(Ok(Bytes::from_static(b": still there?\n\n"))));
+            return Poll::Ready(Some(Ok(Bytes::from_static(STILL_THERE))));
         }
         let Some(every) = self.keepalive else { return Poll::Pending };
         loop {
@@ -186,11 +197,7 @@ impl Relay {
             }
             self.heard = self.clock.now();
             if self.at_boundary() {
-                let alive: &[u8] = match self.shape {
-                    Shape::OpenAi => b": keep-alive\n\n",
-                    Shape::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
-                };
-                return Poll::Ready(Some(Ok(Bytes::from_static(alive))));
+                return Poll::Ready(Some(Ok(Bytes::from_static(alive(self.shape)))));
             }
         }
     }
@@ -238,7 +245,9 @@ impl Relay {
             return Poll::Pending;
         };
         let mut last = BytesMut::from(sse.restore());
-        last.extend_from_slice(fault.answer().events(self.shape).as_bytes());
+        // An event under way is ended, and counts.
+        let told = sse.events() + u64::from(!sse.at_boundary());
+        last.extend_from_slice(fault.answer().events(self.shape, told).as_bytes());
         Poll::Ready(Some(Ok(last.freeze())))
     }
 }

@@ -100,6 +100,11 @@ fn the_two_shapes() {
     assert_eq!(o["error"]["type"], "server_error");
     let n: serde_json::Value = serde_json::from_str(&a.body(Shape::Anthropic, "r")).unwrap();
     assert_eq!((&n["type"], &n["error"]["type"]), (&"error".into(), &"overloaded_error".into()));
-    assert!(a.events(Shape::OpenAi).ends_with("\n\ndata: [DONE]\n\n"));
-    assert!(!a.events(Shape::Anthropic).contains("[DONE]"));
+    assert!(a.events(Shape::OpenAi, 3).ends_with("\n\ndata: [DONE]\n\n"));
+    assert!(!a.events(Shape::Anthropic, 3).contains("[DONE]"));
+    let named = a.events(Shape::Responses, 3);
+    let data = named.strip_prefix("event: error\ndata: ").unwrap();
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    assert_eq!((&data["type"], &data["sequence_number"]), (&"error".into(), &3.into()));
+    assert!(data["code"].is_string() && data["message"].is_string() && data.get("error").is_none());
 }

@@ -6,6 +6,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use baton_core::ask::{Api, Ask};
@@ -14,20 +15,30 @@ use baton_core::exchange::{Event, Failure, Leg, Outcome};
 use baton_core::fan::{self, plain, stream::Join};
 use baton_core::fault::{Fault, LegName};
 use baton_core::record::Record;
+use baton_core::time::Instant;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 
 use super::{Drive, Entry, Turn};
+use crate::alarm::Alarm;
 use crate::edge::answer::{self, AnswerBody, Reply};
+use crate::edge::client::Line;
 use crate::edge::http::{Desk, name_workers, outward};
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
+use crate::relay::{STILL_THERE, alive};
 use crate::upstream::Head;
 
-/// Boxed: a drive runs as its own future and outlives it.
-type Part = Box<Drive>;
 type Starting = Pin<Box<dyn Future<Output = (Box<Drive>, Turn)> + Send>>;
+
+/// A part whose answer has begun.
+struct Part {
+    /// Boxed: a drive runs as its own future and outlives it.
+    drive: Box<Drive>,
+    /// The whole of its answer, if the prefill had the last word: one event stream, or one JSON object.
+    told: Option<Bytes>,
+}
 
 /// The request as the client knows it, told once at its end.
 struct Whole {
@@ -35,15 +46,16 @@ struct Whole {
     lane: Arc<Lane>,
     record: Record,
     settled: bool,
+    line: Option<Arc<Line>>,
     _permit: Option<Permit>,
 }
 
 /// Serves the request as `parts` exchanges.
 pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
     let (gateway, lane) = (desk.gateway.clone(), desk.lane.clone());
-    let Entry { ask, body, forward, record, terms, permit, line: _ } = entry;
+    let Entry { ask, body, forward, record, terms, permit, line } = entry;
     let api = ask.api;
-    let mut whole = Whole { gateway, lane, record, settled: false, _permit: permit };
+    let mut whole = Whole { gateway, lane, record, settled: false, line, _permit: permit };
     if parts > fan::PARTS_MAX {
         return whole.fail(api, &Fault::InvalidValue { param: "n", message: "n is larger than 128." });
     }
@@ -70,20 +82,20 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
 }
 
 /// All parts' heads, or the first fault. Dropping the rest ends their legs.
-async fn start(drives: Vec<Part>) -> Result<Vec<(Box<Drive>, Head)>, Fault> {
+async fn start(drives: Vec<Box<Drive>>) -> Result<Vec<(Part, Option<Head>)>, Fault> {
     let mut starting: Vec<Option<Starting>> =
         drives.into_iter().map(|d| Some(Box::pin(d.run()) as Starting)).collect();
-    let mut started: Vec<Option<(Box<Drive>, Head)>> = starting.iter().map(|_| None).collect();
+    let mut started: Vec<Option<(Part, Option<Head>)>> = starting.iter().map(|_| None).collect();
     poll_fn(|cx| {
         for (slot, done) in starting.iter_mut().zip(&mut started) {
             let Some(part) = slot else { continue };
             if let Poll::Ready((drive, turn)) = part.as_mut().poll(cx) {
                 *slot = None;
-                match turn {
-                    Turn::Start(head) => *done = Some((drive, head)),
+                *done = Some(match turn {
+                    Turn::Start(head) => (Part { drive, told: None }, Some(head)),
+                    Turn::Tell(told) => (Part { drive, told: Some(told) }, None),
                     Turn::Fail(fault) => return Poll::Ready(Err(fault)),
-                    Turn::Tell(_) => return Poll::Ready(Err(ended_early())),
-                }
+                });
             }
         }
         if starting.iter().all(Option::is_none) { Poll::Ready(Ok(())) } else { Poll::Pending }
@@ -92,9 +104,14 @@ async fn start(drives: Vec<Part>) -> Result<Vec<(Box<Drive>, Head)>, Fault> {
     Ok(started.into_iter().flatten().collect())
 }
 
-/// Parts are joined from what decodes answer; an engine that can do without one is not asked in parts.
-fn ended_early() -> Fault {
-    Fault::Broken { leg: LegName::Prefill, cause: "one sample ended with its first token".to_owned() }
+/// The head of the whole answer: the first one that a decode sent, else what a prefill's last word needs.
+fn head_of(started: &mut [(Part, Option<Head>)], stream: bool) -> Head {
+    let sent = started.iter_mut().find_map(|(_, head)| head.take());
+    sent.unwrap_or_else(|| {
+        let kind = if stream { "text/event-stream" } else { "application/json" };
+        let headers = [(header::CONTENT_TYPE, HeaderValue::from_static(kind))].into_iter().collect();
+        Head { status: answer::OK, headers }
+    })
 }
 
 impl Whole {
@@ -115,17 +132,16 @@ impl Whole {
         self.gateway.telemetry.record(&self.record);
     }
 
-    async fn answer(mut self, api: Api, started: Vec<(Box<Drive>, Head)>) -> Reply {
-        let mut headers = http::HeaderMap::new();
-        let mut drives = Vec::with_capacity(started.len());
-        for (i, (drive, head)) in started.into_iter().enumerate() {
-            if i == 0 {
-                self.record.status = head.status;
-                (self.record.pd, self.record.engine) = (drive.record.pd, drive.record.engine);
-                headers = outward(head.headers);
-                name_workers(&mut headers, &drive.record);
-            }
-            drives.push(drive);
+    async fn answer(mut self, api: Api, mut started: Vec<(Part, Option<Head>)>) -> Reply {
+        // Named are the workers of the part whose head it is.
+        let named = started.iter().position(|(_, head)| head.is_some()).unwrap_or(0);
+        let head = head_of(&mut started, self.record.stream);
+        self.record.status = head.status;
+        let mut headers = outward(head.headers);
+        let drives: Vec<Part> = started.into_iter().map(|(part, _)| part).collect();
+        if let Some(Part { drive, .. }) = drives.get(named) {
+            (self.record.pd, self.record.engine) = (drive.record.pd, drive.record.engine);
+            name_workers(&mut headers, &drive.record);
         }
         answer::id(&mut headers, &self.record.request_id, api.shape());
         let status = self.record.status;
@@ -194,7 +210,11 @@ fn broken(cause: &str) -> Fault {
 }
 
 /// The next piece of a part's body; at its end the part is settled.
-fn poll_part(drive: &mut Drive, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
+fn poll_part(part: &mut Part, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
+    if let Some(told) = part.told.take() {
+        return Poll::Ready(Ok(Some(told)));
+    }
+    let drive = &mut part.drive;
     match drive.poll_decode(cx) {
         Poll::Ready(Some(Ok(piece))) => {
             drive.record.answer_bytes += piece.len() as u64;
@@ -224,14 +244,26 @@ pub struct FanRelay {
     api: Api,
     join: Join,
     /// Parts whose stream has ended are gone.
-    drives: Vec<Option<Box<Drive>>>,
+    drives: Vec<Option<Part>>,
+    /// When the client last got something, and the timer of a silence.
+    heard: Instant,
+    alarm: Alarm,
     over: bool,
 }
 
 impl FanRelay {
     fn new(api: Api, drives: Vec<Part>, whole: Whole) -> FanRelay {
         let join = Join::new(api, drives.len() as u32, whole.gateway.rules.answer);
-        FanRelay { whole, api, join, drives: drives.into_iter().map(Some).collect(), over: false }
+        let (heard, alarm) = (whole.lane.clock.now(), Alarm::new(whole.lane.clock));
+        FanRelay {
+            whole,
+            api,
+            join,
+            drives: drives.into_iter().map(Some).collect(),
+            heard,
+            alarm,
+            over: false,
+        }
     }
 
     pub fn is_over(&self) -> bool {
@@ -268,12 +300,27 @@ impl FanRelay {
             self.whole.settle(Outcome::Served);
         }
         if out.is_empty() {
-            return Poll::Pending;
+            return self.poll_quiet(cx);
         }
         let now = self.whole.lane.clock.now();
+        self.heard = now;
         self.whole.record.moments.first_byte.get_or_insert(now);
         self.whole.record.answer_bytes += out.len() as u64;
         Poll::Ready(Some(out.freeze()))
+    }
+
+    /// Nothing came. Events go out whole, so that a comment is never in the middle of one.
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.whole.line.as_ref().is_some_and(|line| line.ask_client.swap(false, Ordering::Relaxed)) {
+            return Poll::Ready(Some(Bytes::from_static(STILL_THERE)));
+        }
+        let Some(every) = self.whole.gateway.timeouts.keepalive else { return Poll::Pending };
+        let now = self.whole.lane.clock.now();
+        if self.alarm.poll(self.heard.after(every), now, cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.heard = now;
+        Poll::Ready(Some(Bytes::from_static(alive(self.api.shape()))))
     }
 
     /// Ends the stream with the fault, or with the error that a part has just reported itself.
@@ -283,7 +330,7 @@ impl FanRelay {
         match fault {
             Some(fault) => {
                 self.whole.record.blame(fault);
-                out.extend_from_slice(fault.answer().events(self.api.shape()).as_bytes());
+                out.extend_from_slice(fault.answer().events(self.api.shape(), 0).as_bytes());
             }
             None => out.extend_from_slice(b"data: [DONE]\n\n"),
         }

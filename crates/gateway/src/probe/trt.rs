@@ -29,11 +29,14 @@ pub fn tells_context(worker: &Worker) -> bool {
 pub async fn ask(target: &Target) -> BTreeMap<String, String> {
     let target = Target { timeout: target.timeout.min(PATIENCE), ..target.clone() };
     match target.get("/server_info").await {
-        Ok(reply) if reply.status.is_success() => {
-            serde_json::from_slice(&reply.body).ok().and_then(|page| read(&page)).unwrap_or_default()
-        }
+        Ok(reply) if reply.status.is_success() => context_labels(&reply.body),
         _ => BTreeMap::new(),
     }
+}
+
+/// What a `/server_info` page says, as labels; none if it does not say all that is needed.
+pub fn context_labels(page: &[u8]) -> BTreeMap<String, String> {
+    serde_json::from_slice(page).ok().and_then(|page| read(&page)).unwrap_or_default()
 }
 
 /// All labels that [`ask`] may give.

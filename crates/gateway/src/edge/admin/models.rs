@@ -18,7 +18,7 @@ pub fn models(fleet: &Fleet, shape: Shape) -> Result<Reply, Fault> {
     }
     let data: Vec<Value> = ids.iter().map(|id| card(id, shape)).collect();
     let list = match shape {
-        Shape::OpenAi => json!({"object": "list", "data": data}),
+        Shape::OpenAi | Shape::Responses => json!({"object": "list", "data": data}),
         Shape::Anthropic => json!({
             "data": data, "has_more": false, "first_id": ids.first(), "last_id": ids.last()}),
     };
@@ -41,7 +41,9 @@ pub fn model(fleet: &Fleet, id: &str, shape: Shape) -> Result<Reply, Fault> {
 /// Engines report no date of creation that means anything, so it is 0, as SMG has it.
 fn card(id: &str, shape: Shape) -> Value {
     match shape {
-        Shape::OpenAi => json!({"id": id, "object": "model", "created": 0, "owned_by": "self_hosted"}),
+        Shape::OpenAi | Shape::Responses => {
+            json!({"id": id, "object": "model", "created": 0, "owned_by": "self_hosted"})
+        }
         Shape::Anthropic => json!({
             "type": "model", "id": id, "display_name": id, "created_at": "1970-01-01T00:00:00Z"}),
     }

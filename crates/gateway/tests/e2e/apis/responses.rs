@@ -59,15 +59,25 @@ async fn a_stream_that_said_all_lost_nothing_by_a_break() {
     house.close().await;
 }
 
-/// The OpenAI SDKs raise an exception for an event whose data has an `error`.
+/// In the API's own form, numbered on: an SDK that knows the API's events reads it as one of them.
 #[tokio::test]
 async fn a_stream_that_breaks_before_its_end_says_so() {
     let house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().open().await;
-    house.taps[1].script([Step::stream_head(""), Step::chunk(DELTA), Step::Reset]);
-    let reply = Talk::responses(PROMPT, 1).streamed().post(house.address).await;
-    assert_eq!((reply.status, reply.broken), (200, false));
-    assert!(reply.text().starts_with(DELTA), "{}", reply.text());
-    assert_eq!(reply.cut_code(), "decode_read_failed");
+    for (broken, number) in [("", 2), ("event: response.output_text.delta\ndata: {\"type\":", 3)] {
+        let said = format!("{DELTA}{DELTA}{broken}");
+        house.taps[1].script([Step::stream_head(""), Step::chunk(&said), Step::Fin]);
+        let reply = Talk::responses(PROMPT, 1).streamed().post(house.address).await;
+        assert_eq!((reply.status, reply.broken), (200, false));
+        let text = reply.text();
+        let error = text.strip_prefix(&said).unwrap_or_else(|| panic!("{text}")).trim_start();
+        let named = named(error);
+        assert_eq!((named.len(), named[0].0.as_str()), (1, "error"), "{text}");
+        let data = &named[0].1;
+        assert_eq!((&data["type"], &data["code"]), (&json!("error"), &json!("decode_read_failed")));
+        assert_eq!((&data["sequence_number"], &data["param"]), (&json!(number), &json!(null)));
+        assert!(data["message"].as_str().unwrap().contains("decode"), "{data}");
+        assert!(!text.contains("[DONE]"), "this API has no such mark");
+    }
     house.close().await;
 }
 

@@ -18,6 +18,7 @@ mod legs;
 mod logprobs;
 mod mooncake;
 mod moriio;
+mod odd;
 mod pairing;
 mod relay;
 mod reuse;

@@ -33,7 +33,11 @@ impl Raw {
     }
 
     pub async fn say(&mut self, text: &str) {
-        within(BOUND, "writing", self.tcp.write_all(text.as_bytes())).await.unwrap();
+        self.say_bytes(text.as_bytes()).await;
+    }
+
+    pub async fn say_bytes(&mut self, bytes: &[u8]) {
+        within(BOUND, "writing", self.tcp.write_all(bytes)).await.unwrap();
     }
 
     /// Writes, unless the other side is gone already. Whether it could.

@@ -5,9 +5,11 @@
 //! each with a room and an id of its own, and puts the answers together: indices as the engine numbers
 //! them, prompt tokens counted once, streams interleaved event by event.
 //!
-//! This module decides into how many parts a request falls and what each part says; [`plain`] and [`stream`]
-//! join what comes back. It does not know how the parts are sent.
+//! This module decides into how many parts a request falls and what each part says; [`gather`] what becomes of the
+//! whole when something becomes of a part; [`plain`] and [`stream`] join what comes back. It does not know how the
+//! parts are sent.
 
+pub mod gather;
 pub mod plain;
 pub mod stream;
 

@@ -21,7 +21,6 @@ pub struct Join {
     limits: BodyLimits,
     /// Bytes of each part's event under way.
     held: Vec<BytesMut>,
-    over: Vec<bool>,
     id: Option<Bytes>,
     usage: Vec<Option<Bytes>>,
     /// The chunk that carried the usage, to be sent again with the sums.
@@ -31,15 +30,7 @@ pub struct Join {
 impl Join {
     pub fn new(api: Api, parts: u32, limits: BodyLimits) -> Join {
         let n = parts as usize;
-        Join {
-            api,
-            limits,
-            held: vec![BytesMut::new(); n],
-            over: vec![false; n],
-            id: None,
-            usage: vec![None; n],
-            last: None,
-        }
+        Join { api, limits, held: vec![BytesMut::new(); n], id: None, usage: vec![None; n], last: None }
     }
 
     /// Takes a part's next bytes; what can go out now is appended to `out`.
@@ -57,12 +48,6 @@ impl Join {
             return Err(Unjoinable("an event of a part is too long"));
         }
         Ok(())
-    }
-
-    /// A part's stream has ended. True once all have: then [`Join::end`].
-    pub fn ended(&mut self, part: u32) -> bool {
-        self.over[part as usize] = true;
-        self.over.iter().all(|over| *over)
     }
 
     /// The stream's last events: the tokens of all parts, if they were told, and the done mark.
@@ -161,8 +146,6 @@ mod tests {
         for (part, piece) in pieces {
             join.feed(*part, piece.as_bytes(), &mut out).unwrap();
         }
-        let all: Vec<bool> = (0..parts).map(|p| join.ended(p)).collect();
-        assert_eq!(all.iter().filter(|x| **x).count(), 1, "the last one says so");
         join.end(&mut out);
         String::from_utf8(out.to_vec()).unwrap()
     }

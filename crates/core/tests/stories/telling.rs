@@ -12,11 +12,11 @@ use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Course, Event, Failure, Handed, Leg, Order};
 use baton_core::fault::{Fault, LegName, Refusal};
 use baton_core::fleet::{Engine, Role, Worker};
-use baton_core::handoff::{Mint, Pair, Rules, plan};
+use baton_core::handoff::{Mint, Pair, Rules, TrtRule, plan};
 use baton_core::retry::RetryRule;
 use baton_core::time::Duration;
 
-use crate::walk::{IN_TURN_FREE, WHOLE};
+use crate::walk::WHOLE;
 use crate::world::{Bend, SHED, Subject, World, silence};
 
 /// One exchange, told line by line.
@@ -146,37 +146,93 @@ fn say(action: &Action) -> String {
 
 /// The steering part of the plan that a hand-off makes for such a request.
 pub fn course(request: &str) -> Course {
-    if request == "context-first" {
-        return IN_TURN_FREE;
-    }
     let (engine, connector, body) = match request {
-        "nixl" => (Engine::Vllm, Some("NixlConnector"), r#"{"max_tokens":16}"#),
-        "decode-only" => (Engine::Vllm, Some("NixlConnector"), r#"{"n":2}"#),
-        "store" => (Engine::Vllm, Some("MooncakeStoreConnector"), "{}"),
-        "moriio-write" => (Engine::Vllm, Some("MoRIIOConnector"), "{}"),
-        "sglang" => (Engine::Sglang, None, r#"{"stream":true}"#),
-        "sglang-plain" => (Engine::Sglang, None, "{}"),
-        "sglang-logprobs" => (Engine::Sglang, None, r#"{"stream":true,"logprobs":true}"#),
-        "whole" => (Engine::Vllm, None, "{}"),
+        "nixl" => (Engine::Vllm, "NixlConnector", r#"{"max_tokens":16}"#),
+        "decode-only" => (Engine::Vllm, "NixlConnector", r#"{"n":2}"#),
+        "store" => (Engine::Vllm, "MooncakeStoreConnector", "{}"),
+        "moriio-write" => (Engine::Vllm, "MoRIIOConnector", "{}"),
+        "sglang" => (Engine::Sglang, "", r#"{"stream":true}"#),
+        "sglang-plain" => (Engine::Sglang, "", "{}"),
+        "sglang-logprobs" => (Engine::Sglang, "", r#"{"stream":true,"logprobs":true}"#),
+        "context-first" | "generation-first" => (Engine::Trtllm, "", "{}"),
+        "whole" => return planned(Engine::Vllm, "", Api::Chat, "{}", Legs::Whole).unwrap(),
         other => panic!("no such request: {other}"),
     };
+    let at_once = ["moriio-write", "generation-first"].contains(&request);
+    planned(engine, connector, Api::Chat, body, Legs::Pair { at_once }).unwrap()
+}
+
+/// Which workers a plan is made for.
+#[derive(Clone, Copy, Debug)]
+enum Legs {
+    Whole,
+    Prefill,
+    /// `at_once`: where the connector or the setting leaves that open.
+    Pair {
+        at_once: bool,
+    },
+}
+
+fn planned(engine: Engine, connector: &str, api: Api, body: &'static str, legs: Legs) -> Option<Course> {
     let body = Envelope::parse(body.into(), &BodyLimits::default()).unwrap();
-    let ask = Ask::read(Api::Chat, &body).unwrap();
+    let ask = Ask::read(api, &body).unwrap();
+    let at_once = matches!(legs, Legs::Pair { at_once: true });
     let mut prefill = Worker::new("p", "http://p:1", Role::Prefill);
     prefill.engine = engine;
-    prefill.kv_connector = connector.map(str::to_owned);
-    if request == "moriio-write" {
-        let labels = [("moriio_mode", "write"), ("moriio_write_dispatch", "concurrent")];
-        prefill.labels.extend(labels.map(|(label, value)| (label.to_owned(), value.to_owned())));
-    }
+    prefill.kv_connector = Some(connector.to_owned()).filter(|name| !name.is_empty());
+    prefill.kv_engine_id = Some("e".to_owned());
+    let dispatch = if at_once { "concurrent" } else { "sequential" };
+    let labels = [("moriio_mode", "write"), ("moriio_write_dispatch", dispatch)];
+    let told = [("ctx_info_endpoint", "tcp://p:2"), ("ctx_dp_rank", "0")];
+    prefill
+        .labels
+        .extend(labels.into_iter().chain(told).map(|(label, value)| (label.to_owned(), value.to_owned())));
     let decode = Worker { role: Role::Decode, url: "http://d:1".to_owned(), ..prefill.clone() };
-    let pair = match request {
-        "whole" => Pair::Whole(&decode),
-        _ => Pair::Legs { prefill: &prefill, decode: &decode },
+    let pair = match legs {
+        Legs::Whole => Pair::Whole(&decode),
+        Legs::Prefill => Pair::Prefill(&prefill),
+        Legs::Pair { .. } => Pair::Legs { prefill: &prefill, decode: &decode },
     };
+    let rules = Rules { trt: TrtRule { generation_first: at_once, machine: 0 }, ..Rules::default() };
     let (mut dice, serial) = (Dice::new(1), AtomicU64::new(0));
     let mut mint = Mint { dice: &mut dice, unix_ms: 0, serial: &serial };
-    plan(pair, &ask, &Rules::default(), &mut mint).unwrap().course
+    plan(pair, &ask, &rules, &mut mint).ok().map(|plan| plan.course)
+}
+
+/// The course of every plan that can be made: each engine, connector and route, and requests of every kind.
+pub fn every_course() -> Vec<(String, Course)> {
+    let engines = [
+        (Engine::Vllm, "NixlConnector"),
+        (Engine::Vllm, "MooncakeConnector"),
+        (Engine::Vllm, "MoRIIOConnector"),
+        (Engine::Vllm, "MooncakeStoreConnector"),
+        (Engine::Vllm, ""),
+        (Engine::Sglang, ""),
+        (Engine::Tokenspeed, ""),
+        (Engine::Trtllm, ""),
+        (Engine::Generic, ""),
+        (Engine::Unspecified, ""),
+    ];
+    let bodies = [
+        r#"{"max_tokens":16}"#,
+        r#"{"stream":true,"max_tokens":16}"#,
+        r#"{"n":2,"max_tokens":16}"#,
+        r#"{"max_tokens":1}"#,
+        r#"{"logprobs":true,"return_logprob":true,"max_tokens":16}"#,
+        r#"{"prompt":["a","b"],"max_tokens":16}"#,
+    ];
+    let legs = [Legs::Whole, Legs::Prefill, Legs::Pair { at_once: false }, Legs::Pair { at_once: true }];
+    let mut all = Vec::new();
+    for (engine, connector) in engines {
+        for (api, body) in Api::ALL.into_iter().flat_map(|api| bodies.map(|body| (api, body))) {
+            for legs in legs {
+                let course = planned(engine, connector, api, body, legs);
+                let what = format!("{engine:?} {connector} {api:?} {body} {legs:?}");
+                all.extend(course.map(|course| (what, course)));
+            }
+        }
+    }
+    all
 }
 
 /// The first wait before another attempt, as the stories show it.

@@ -112,6 +112,7 @@ const fn course(order: Order, start: Start, prefill_abort: Abort, release: bool)
 
 pub const DECODE_ONLY: Course = course(Order::Single, Start::DecodeHead, Abort::Cancel, false);
 pub const WHOLE: Course = Course { answers: LegName::Whole, ..DECODE_ONLY };
+pub const PREFILL_ONLY: Course = Course { answers: LegName::Prefill, ..DECODE_ONLY };
 pub const IN_TURN: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, true);
 pub const IN_TURN_FREE: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, false);
 pub const TOGETHER: Course = course(Order::Together, Start::BothHeads, Abort::Cancel, false);
@@ -122,9 +123,10 @@ const ANY: [Course; 7] =
     [DECODE_ONLY, WHOLE, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END, TOGETHER_READ];
 
 /// Every kind of plan that the types allow, by name.
-const KINDS: [(&str, &[Course]); 18] = [
+const KINDS: [(&str, &[Course]); 19] = [
     ("decode only", &[DECODE_ONLY]),
     ("whole", &[WHOLE]),
+    ("prefill only", &[PREFILL_ONLY]),
     ("in turn, release", &[IN_TURN]),
     ("in turn, release, detach", &[course(Order::InTurn, Start::DecodeHead, Abort::Detach, true)]),
     ("in turn", &[IN_TURN_FREE]),
@@ -165,6 +167,9 @@ fn every_order_of_events_keeps_the_rules() {
         whole                          1     40      84   8                 72
         whole                          2    220     464  11                822
         whole                          3    376     844  14               7122
+        prefill only                   1     40      84   8                 72
+        prefill only                   2    220     464  11                822
+        prefill only                   3    376     844  14               7122
         in turn, release               1     82     201  10                267
         in turn, release               2   1075    2559  16              16569
         in turn, release               3   1930    4917  22             841071
@@ -219,7 +224,7 @@ fn every_order_of_events_keeps_the_rules() {
 
 #[test]
 fn states_that_look_the_same_have_the_same_future() {
-    for (name, courses) in &KINDS[..16] {
+    for (name, courses) in &KINDS[..17] {
         // Room never comes here: there are orders enough to walk.
         let start = (Subject::new(rule(2), Bend::Straight), World::new(courses, 2).with_rooms(0));
         let count = |mut walk: Walk| {
@@ -228,4 +233,17 @@ fn states_that_look_the_same_have_the_same_future() {
         let blind = Walk { blindly: true, ..Walk::default() };
         assert_eq!(count(blind), count(Walk::default()), "{name}");
     }
+}
+
+/// Whatever the hand-offs plan, for whichever engine, connector, route and request, is of a kind that is walked.
+#[test]
+fn every_plan_is_of_a_kind_that_is_walked() {
+    let walked: HashSet<Course> = KINDS.iter().flat_map(|(_, courses)| courses.iter().copied()).collect();
+    let mut met = HashSet::new();
+    for (what, course) in crate::telling::every_course() {
+        assert!(walked.contains(&course), "{what}: {course:?}");
+        met.insert(course);
+    }
+    let today: HashSet<Course> = ANY.into_iter().chain([PREFILL_ONLY]).collect();
+    assert_eq!(met, today, "what is planned today");
 }

@@ -172,6 +172,15 @@ impl World {
         self.settled.is_some()
     }
 
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.settled
+    }
+
+    /// The client has had the decode's head, or the prefill's last word.
+    pub fn has_begun(&self) -> bool {
+        matches!(self.told, Told::Started | Told::Given | Told::Cut)
+    }
+
     /// What separates this world from another, as far as the future is concerned.
     pub fn key(&self) -> String {
         format!(

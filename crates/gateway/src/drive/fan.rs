@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use baton_core::ask::{Api, Ask};
 use baton_core::body::Envelope;
 use baton_core::exchange::{Event, Failure, Leg, Outcome};
+use baton_core::fan::gather::{Gather, Next, Said};
 use baton_core::fan::{self, plain, stream::Join};
 use baton_core::fault::{Fault, LegName};
 use baton_core::record::Record;
@@ -62,7 +63,10 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
     let mut drives = Vec::with_capacity(parts as usize);
     for index in 0..parts {
         let text = fan::part(&body, &ask, index);
-        let Ok(body) = Envelope::parse(text, &whole.gateway.rules.body) else { continue };
+        let Ok(body) = Envelope::parse(text, &whole.gateway.rules.body) else {
+            let message = "The request cannot be asked for one sample at a time.".to_owned();
+            return whole.fail(api, &Fault::InvalidJson { message });
+        };
         let ask = match Ask::read(api, &body) {
             Ok(part) => Ask { names_peers: ask.names_peers, ..part },
             Err(fault) => return whole.fail(api, &fault),
@@ -75,30 +79,36 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
         let entry = Entry { ask, body, forward: forward.clone(), record, terms, permit: None, line: None };
         drives.push(Drive::new(whole.gateway.clone(), whole.lane.clone(), entry));
     }
-    match start(drives).await {
+    let mut gather = Gather::new(drives.len());
+    match start(drives, &mut gather).await {
         Err(fault) => whole.fail(api, &fault),
-        Ok(started) => whole.answer(api, started).await,
+        Ok(started) => whole.answer(api, started, gather).await,
     }
 }
 
 /// All parts' heads, or the first fault. Dropping the rest ends their legs.
-async fn start(drives: Vec<Box<Drive>>) -> Result<Vec<(Part, Option<Head>)>, Fault> {
+async fn start(drives: Vec<Box<Drive>>, gather: &mut Gather) -> Result<Vec<(Part, Option<Head>)>, Fault> {
     let mut starting: Vec<Option<Starting>> =
         drives.into_iter().map(|d| Some(Box::pin(d.run()) as Starting)).collect();
     let mut started: Vec<Option<(Part, Option<Head>)>> = starting.iter().map(|_| None).collect();
     poll_fn(|cx| {
-        for (slot, done) in starting.iter_mut().zip(&mut started) {
-            let Some(part) = slot else { continue };
-            if let Poll::Ready((drive, turn)) = part.as_mut().poll(cx) {
-                *slot = None;
-                *done = Some(match turn {
-                    Turn::Start(head) => (Part { drive, told: None }, Some(head)),
-                    Turn::Tell(told) => (Part { drive, told: Some(told) }, None),
-                    Turn::Fail(fault) => return Poll::Ready(Err(fault)),
-                });
+        for (part, (slot, done)) in starting.iter_mut().zip(&mut started).enumerate() {
+            let Some(starts) = slot else { continue };
+            let Poll::Ready((drive, turn)) = starts.as_mut().poll(cx) else { continue };
+            *slot = None;
+            *done = Some(match turn {
+                Turn::Start(head) => (Part { drive, told: None }, Some(head)),
+                Turn::Tell(told) => (Part { drive, told: Some(told) }, None),
+                Turn::Fail(fault) => {
+                    gather.on(part, Said::Failed);
+                    return Poll::Ready(Err(fault));
+                }
+            });
+            if gather.on(part, Said::Begun) == Next::Begin {
+                return Poll::Ready(Ok(()));
             }
         }
-        if starting.iter().all(Option::is_none) { Poll::Ready(Ok(())) } else { Poll::Pending }
+        Poll::Pending
     })
     .await?;
     Ok(started.into_iter().flatten().collect())
@@ -132,7 +142,7 @@ impl Whole {
         self.gateway.telemetry.record(&self.record);
     }
 
-    async fn answer(mut self, api: Api, mut started: Vec<(Part, Option<Head>)>) -> Reply {
+    async fn answer(mut self, api: Api, mut started: Vec<(Part, Option<Head>)>, gather: Gather) -> Reply {
         // Named are the workers of the part whose head it is.
         let named = started.iter().position(|(_, head)| head.is_some()).unwrap_or(0);
         let head = head_of(&mut started, self.record.stream);
@@ -147,9 +157,9 @@ impl Whole {
         let status = self.record.status;
         let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         let body = if kind.starts_with(b"text/event-stream") {
-            AnswerBody::Fan(Box::new(FanRelay::new(api, drives, self)))
+            AnswerBody::Fan(Box::new(FanRelay::new(api, drives, self, gather)))
         } else {
-            match self.collect(api, drives).await {
+            match self.collect(api, drives, gather).await {
                 Ok(joined) => {
                     self.record.answer_bytes = joined.len() as u64;
                     self.record.usage = baton_core::sse::usage_of_answer(&joined);
@@ -166,12 +176,14 @@ impl Whole {
     }
 
     /// The plain answers of all parts, joined.
-    async fn collect(&mut self, api: Api, mut drives: Vec<Part>) -> Result<Bytes, Fault> {
+    async fn collect(&mut self, api: Api, mut drives: Vec<Part>, mut gather: Gather) -> Result<Bytes, Fault> {
         let max = self.gateway.rules.answer.max_bytes;
         let mut answers = vec![BytesMut::new(); drives.len()];
         let mut open = vec![true; drives.len()];
         poll_fn(|cx| {
-            for ((drive, answer), open) in drives.iter_mut().zip(&mut answers).zip(&mut open) {
+            for (part, ((drive, answer), open)) in
+                drives.iter_mut().zip(&mut answers).zip(&mut open).enumerate()
+            {
                 while *open {
                     match poll_part(drive, cx) {
                         Poll::Pending => break,
@@ -181,12 +193,17 @@ impl Whole {
                         Poll::Ready(Ok(Some(_))) => {
                             return Poll::Ready(Err(broken("a part's answer is too long")));
                         }
-                        Poll::Ready(Ok(None)) => *open = false,
+                        Poll::Ready(Ok(None)) => {
+                            *open = false;
+                            if gather.on(part, Said::Ended) == Next::Finish {
+                                return Poll::Ready(Ok(()));
+                            }
+                        }
                         Poll::Ready(Err(fault)) => return Poll::Ready(Err(fault)),
                     }
                 }
             }
-            if open.contains(&true) { Poll::Pending } else { Poll::Ready(Ok(())) }
+            Poll::Pending
         })
         .await?;
         self.record.moments.first_byte = Some(self.lane.clock.now());
@@ -243,59 +260,51 @@ pub struct FanRelay {
     whole: Whole,
     api: Api,
     join: Join,
+    gather: Gather,
     /// Parts whose stream has ended are gone.
     drives: Vec<Option<Part>>,
     /// When the client last got something, and the timer of a silence.
     heard: Instant,
     alarm: Alarm,
-    over: bool,
 }
 
 impl FanRelay {
-    fn new(api: Api, drives: Vec<Part>, whole: Whole) -> FanRelay {
+    fn new(api: Api, drives: Vec<Part>, whole: Whole, gather: Gather) -> FanRelay {
         let join = Join::new(api, drives.len() as u32, whole.gateway.rules.answer);
         let (heard, alarm) = (whole.lane.clock.now(), Alarm::new(whole.lane.clock));
-        FanRelay {
-            whole,
-            api,
-            join,
-            drives: drives.into_iter().map(Some).collect(),
-            heard,
-            alarm,
-            over: false,
-        }
+        let drives = drives.into_iter().map(Some).collect();
+        FanRelay { whole, api, join, gather, drives, heard, alarm }
     }
 
     pub fn is_over(&self) -> bool {
-        self.over
+        self.gather.is_over()
     }
 
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if self.over {
+        if self.gather.is_over() {
             return Poll::Ready(None);
         }
         let mut out = BytesMut::new();
-        let mut all_over = false;
-        for part in 0..self.drives.len() as u32 {
-            let Some(drive) = self.drives[part as usize].as_mut() else { continue };
+        let mut finished = false;
+        for at in 0..self.drives.len() {
+            let Some(drive) = self.drives[at].as_mut() else { continue };
             // One piece of each part a turn: a fast part does not hold up the others.
             match poll_part(drive, cx) {
                 Poll::Pending => {}
                 Poll::Ready(Ok(Some(piece))) => {
-                    if self.join.feed(part, &piece, &mut out).is_err() {
-                        return Poll::Ready(Some(self.cut(out, None)));
+                    if self.join.feed(at as u32, &piece, &mut out).is_err() {
+                        return Poll::Ready(Some(self.cut(at, out, None)));
                     }
                     cx.waker().wake_by_ref();
                 }
                 Poll::Ready(Ok(None)) => {
-                    self.drives[part as usize] = None;
-                    all_over |= self.join.ended(part);
+                    self.drives[at] = None;
+                    finished |= self.gather.on(at, Said::Ended) == Next::Finish;
                 }
-                Poll::Ready(Err(fault)) => return Poll::Ready(Some(self.cut(out, Some(&fault)))),
+                Poll::Ready(Err(fault)) => return Poll::Ready(Some(self.cut(at, out, Some(&fault)))),
             }
         }
-        if all_over {
-            self.over = true;
+        if finished {
             self.join.end(&mut out);
             self.whole.settle(Outcome::Served);
         }
@@ -324,8 +333,8 @@ impl FanRelay {
     }
 
     /// Ends the stream with the fault, or with the error that a part has just reported itself.
-    fn cut(&mut self, mut out: BytesMut, fault: Option<&Fault>) -> Bytes {
-        self.over = true;
+    fn cut(&mut self, part: usize, mut out: BytesMut, fault: Option<&Fault>) -> Bytes {
+        self.gather.on(part, Said::Failed);
         self.drives.clear();
         match fault {
             Some(fault) => {

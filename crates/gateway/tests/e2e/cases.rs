@@ -12,12 +12,11 @@ const FIELD: [(&str, u32); 2] = [("a", 30), ("ua", 12)];
 /// Placement (hot prefixes, hash keys, the index's memory) is tested with the policies, Kubernetes with discovery.
 const FIELD_ELSEWHERE: [&str; 4] = ["a25", "a26", "a27", "a28"];
 
-/// SMG 1.13: over HTTP with SGLang (A), vLLM (B) and MoRI-IO (C), its limits and administration (F). Not here:
-/// A32 to A33a, which are policies; C59 and D59 to D74, which are gRPC; F86, which is encode workers; E75 to E80,
-/// which pairing's own tests have as rows.
-const SMG: &str = "A1 A2 A3 A5 A6 A7 A8 A9 A11 A12 A13 A14 A15 A17 A18 A19 A20 A21 A23 A24 A25 A26 A27 A29 A30 A31 \
-                   A33b B35 B36 B37 B38 B39 B41 B42 B43 B44 B45 B47 C48 C49 C50 C51 C53 C54 C55 C56 C57 F81 F83 \
-                   F84 F85";
+/// SMG 1.13: over HTTP with SGLang (A), vLLM (B) and MoRI-IO (C), pairing (E), its limits and administration (F). Not
+/// here: A32 to A33a, which are policies; C59 and D60 to D74, which are gRPC; F86, which is encode workers.
+const SMG: &str = "A1 A2 A3 A5 A6 A7 A8 A9 A11 A12 A13 A14 A15 A17 A18 A19 A20 A21 A23 A24 A25 A26 A27 A29 \
+                   A30 A31 A33b B35 B36 B37 B38 B39 B41 B42 B43 B44 B45 B47 C48 C49 C50 C51 C53 C54 C55 C56 \
+                   C57 E75 E77 E78 E79 E80 F81 F83 F84 F85";
 
 /// AIBrix's hand-offs. Not here: J23, many requests that ask a context server at once: none does, the probe asks.
 const AIBRIX: &str = "J1 J2 J3 J4 J5 J7 J8 J9 J10 J11 J13 J14 J15 J16 J17 J19 J20 J21 J22 J25";
@@ -62,10 +61,13 @@ fn numbers(text: &str) -> BTreeSet<String> {
             // Without a prefix, A is the field's.
             found.extend(words.filter(|word| foreign.is_some() || !word.starts_with('a')).map(str::to_owned));
         }
-        let title = line.strip_prefix("## ");
-        let row = line.trim_start_matches('(').strip_prefix('"');
-        if let Some((numbers, _)) = title.or(row).and_then(|text| text.split_once(':')) {
+        if let Some((numbers, _)) = line.strip_prefix("## ").and_then(|title| title.split_once(':')) {
             found.extend(numbers.split(", ").filter(|word| is_number(word)).map(str::to_ascii_lowercase));
+        }
+        // A row begins with its name.
+        let row = ["\"", "(\"", "row(\""].iter().find_map(|begin| line.strip_prefix(begin));
+        if let Some(word) = row.and_then(|row| row.split([':', ' ']).next()).filter(|word| is_number(word)) {
+            found.insert(word.to_ascii_lowercase());
         }
     }
     found
@@ -91,7 +93,7 @@ fn every_case_of_smg_and_aibrix_has_a_test() {
 
 #[test]
 fn numbers_are_found_where_they_stand() {
-    let text = "async fn smg_a19_b39_a_refusal() {\nfn a01_x() {\n## C51, J2: no mode\n    (\"C53: samples\", 1),\nfn j17_time() {}\nfn smg_about_b1()";
+    let text = "async fn smg_a19_b39_a_refusal() {\nfn a01_x() {\n## C51, J2: no mode\n    (\"C53: samples\", 1),\n    row(\"E75 nothing known\"),\nfn j17_time() {}\nfn smg_about_b1()";
     let found: Vec<String> = numbers(text).into_iter().collect();
-    assert_eq!(found, ["a19", "b39", "c51", "c53", "j17", "j2"]);
+    assert_eq!(found, ["a19", "b39", "c51", "c53", "e75", "j17", "j2"]);
 }

@@ -5,6 +5,7 @@
 //! the world's rules.
 
 mod final_answer;
+mod generation_first;
 mod nixl;
 mod one_leg;
 mod queue;

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_core::fleet::{Role, Status};
+use baton_core::fleet::{Engine, Role, Status};
 use baton_gateway::clock::{self, Clock};
 use baton_gateway::config::Config;
 use baton_gateway::registry::{Registry, Spec};
@@ -57,7 +57,10 @@ fn title(kind: Kind) -> &'static str {
     match kind {
         Kind::Vllm => "vLLM",
         Kind::Mooncake => "vLLM with Mooncake",
+        Kind::MoriioRead => "vLLM with MoRI-IO (READ)",
+        Kind::MoriioWrite => "vLLM with MoRI-IO (WRITE)",
         Kind::Sglang => "SGLang",
+        Kind::Trtllm => "TensorRT-LLM",
     }
 }
 
@@ -66,7 +69,8 @@ fn connector(kind: Kind) -> Option<String> {
     match kind {
         Kind::Vllm => Some("NixlConnector".into()),
         Kind::Mooncake => Some("MooncakeConnector".into()),
-        Kind::Sglang => None,
+        Kind::MoriioRead | Kind::MoriioWrite => Some("MoRIIOConnector".into()),
+        Kind::Sglang | Kind::Trtllm => None,
     }
 }
 
@@ -177,8 +181,22 @@ fn worker(engine: &EngineHandle) -> Spec {
         baton_sim::Role::Decode => Role::Decode,
         baton_sim::Role::Whole => Role::Whole,
     };
-    let (kv_connector, bootstrap_port) = (connector(engine.spec().kind()), engine.bootstrap_port());
-    Spec { kv_connector, bootstrap_port, ..Spec::new(engine.url(), role) }
+    let kind = engine.spec().kind();
+    let mut spec = Spec::new(engine.url(), role);
+    (spec.kv_connector, spec.bootstrap_port) = (connector(kind), engine.bootstrap_port());
+    if kind == Kind::Trtllm {
+        spec.engine = Some(Engine::Trtllm);
+    }
+    if let Some((handshake, notify)) = engine.handshake_port().zip(engine.side_port()) {
+        let mode = if kind == Kind::MoriioWrite { "write" } else { "read" };
+        let labels = [
+            ("moriio_mode", mode.to_owned()),
+            ("moriio_handshake_port", handshake.to_string()),
+            ("moriio_notify_port", notify.to_string()),
+        ];
+        spec.labels.extend(labels.map(|(name, value)| (name.to_owned(), value)));
+    }
+    spec
 }
 
 /// Waits until the gateway found out what all workers are, and that they are well.

@@ -10,8 +10,9 @@ use clap::{Args, Subcommand, ValueEnum};
 /// `baton sim`.
 #[derive(Args)]
 #[command(after_help = "\
-The engines speak vLLM's (with NIXL or Mooncake) or SGLang's HTTP dialect, account
-for every KV block, refuse what the engines refuse, and fail on demand: by the header
+The engines speak vLLM's (with NIXL, Mooncake or MoRI-IO), SGLang's or TensorRT-LLM's
+HTTP dialect, account for every KV block, refuse what the engines refuse, and fail on
+demand: by the header
 `x-sim-fault: where=decode; kind=reset; chunks=2` or by POST /sim/fault.
 GET /sim/stats tells whether each hand-off was right and each block is free.
 
@@ -38,7 +39,13 @@ pub enum EngineName {
     Vllm,
     /// vLLM with Mooncake.
     Mooncake,
+    /// vLLM with MoRI-IO, whose decode side reads.
+    MoriioRead,
+    /// vLLM with MoRI-IO, whose prefill side writes.
+    MoriioWrite,
     Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
 }
 
 impl EngineName {
@@ -46,7 +53,10 @@ impl EngineName {
         match self {
             Self::Vllm => Kind::Vllm,
             Self::Mooncake => Kind::Mooncake,
+            Self::MoriioRead => Kind::MoriioRead,
+            Self::MoriioWrite => Kind::MoriioWrite,
             Self::Sglang => Kind::Sglang,
+            Self::Trtllm => Kind::Trtllm,
         }
     }
 }
@@ -77,9 +87,12 @@ struct EngineArgs {
     /// Port of the bootstrap server (SGLang or Mooncake prefill); 0 is any free one.
     #[arg(long, default_value_t = 8998)]
     bootstrap_port: u16,
-    /// Port of the NIXL side channel (vLLM prefill and decode); 0 is any free one.
+    /// Port of the side channel (vLLM with NIXL, MoRI-IO's for notices, TensorRT-LLM prefill); 0 is any free one.
     #[arg(long, default_value_t = 0)]
     side_port: u16,
+    /// Port for MoRI-IO's handshakes; 0 is any free one.
+    #[arg(long, default_value_t = 0)]
+    handshake_port: u16,
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -98,7 +111,7 @@ struct FleetArgs {
     #[arg(long, default_value_t = 0, value_name = "N")]
     whole: u16,
     /// HTTP port of the first engine, counting up; 0 is any free ports. Side channels and bootstrap servers count up
-    /// from 1000 above it.
+    /// from 1000 above it, ports for MoRI-IO's handshakes from 2000 above it.
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     base_port: u16,
     #[command(flatten)]
@@ -204,8 +217,13 @@ impl EngineArgs {
             RoleName::Whole => Role::Whole,
         };
         let seat = self.model.seat(self.engine, role);
-        let ports =
-            Seat { port: self.port, bootstrap_port: self.bootstrap_port, side_port: self.side_port, ..seat };
+        let ports = Seat {
+            port: self.port,
+            bootstrap_port: self.bootstrap_port,
+            side_port: self.side_port,
+            handshake_port: self.handshake_port,
+            ..seat
+        };
         FleetSpec { seats: vec![ports] }
     }
 }
@@ -224,6 +242,8 @@ impl FleetArgs {
                     let other = seat.port.checked_add(1000);
                     seat.bootstrap_port = other.ok_or("--base-port leaves no room for the side channels")?;
                     seat.side_port = seat.bootstrap_port;
+                    let other = seat.port.checked_add(2000);
+                    seat.handshake_port = other.ok_or("--base-port leaves no room for the handshakes")?;
                 }
                 seats.push(seat);
             }
@@ -291,6 +311,9 @@ fn line(engine: &EngineHandle) -> String {
     let mut line = format!("{} {} {}", spec.kind().name(), spec.role.name(), engine.url());
     if let Some(port) = engine.bootstrap_port() {
         line.push_str(&format!(" bootstrap-port={port}"));
+    }
+    if let Some((handshake, notify)) = engine.handshake_port().zip(engine.side_port()) {
+        line.push_str(&format!(" handshake-port={handshake} notify-port={notify}"));
     }
     line
 }

@@ -15,7 +15,7 @@ fn demo(line: &str) -> Command {
 
 #[test]
 fn once_proves_that_the_kv_moved_and_ends() {
-    for engine in ["vllm", "mooncake", "sglang"] {
+    for engine in ["vllm", "mooncake", "moriio-read", "moriio-write", "sglang", "trtllm"] {
         let output = demo(&format!("--once --port 0 --engine {engine}")).output().unwrap();
         let (out, err) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());

@@ -122,7 +122,7 @@ impl Engine {
         let seq = Sequence::new(ask, chain, now);
         let meets = matches!(seq.ask.part, Part::Room { .. }) && self.spec.role == Role::Prefill;
         let gives = seq.gives().is_some();
-        let pulls = matches!(seq.ask.part, Part::Pull(_));
+        let pulls = matches!(seq.ask.part, Part::Pull(_)) && self.spec.kind() == spec::Kind::Vllm;
         self.seqs.insert(id, seq);
         if meets {
             self.enter_room(id, now);
@@ -200,9 +200,9 @@ impl Engine {
                 self.drop_kept(&engine, &request);
                 self.release_pin(&engine, &request, reader);
             }
-            Call::Take { ticket, engine, transfer } => {
+            Call::Take { ticket, engine, transfer, from } => {
                 let partner = sequence::Partner { link, ticket };
-                self.asked_for(partner, transfers::Asked { engine, transfer }, now);
+                self.asked_for(partner, transfers::Asked { engine, transfer, from }, now);
             }
             Call::Beat { engine, requests } => self.extend_leases(&engine, &requests, now),
             Call::Join { ticket, room } => self.join_room(sequence::Partner { link, ticket }, room, now),
@@ -239,7 +239,7 @@ impl Engine {
             Call::Read { ticket, engine, .. } => self.read_unreachable(*ticket, engine, now),
             Call::Release { .. } | Call::Beat { .. } => self.counters.failed_notifications += 1,
             Call::Join { ticket, .. } => self.join_unreachable(*ticket, to, now),
-            Call::Take { ticket, .. } => self.load_failed(*ticket, now),
+            Call::Take { ticket, .. } => self.take_unreachable(*ticket, now),
             Call::Leave { ticket, .. } => self.room_failed(*ticket, "Aborted by AbortReq.", now),
             Call::Ping => self.missed_ping(to, now),
         }

@@ -16,6 +16,7 @@ mod server;
 mod sglang;
 mod side;
 mod stream;
+mod trtllm;
 mod vllm;
 mod wire;
 mod wish;

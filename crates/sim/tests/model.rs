@@ -170,6 +170,7 @@ fn pull(handoff: &Handoff) -> Part {
         engine: Some(handoff.engine.clone()),
         request: Some(handoff.request.clone()),
         at: Some(addr(0)),
+        notify: None,
         blocks: RemoteBlocks::Ids(handoff.blocks.clone()),
         tp_size: 1,
     })
@@ -404,7 +405,7 @@ impl Client {
     fn part(&self) -> Part {
         match self.dialect {
             Dialect::Vllm => Part::Hold(String::new()),
-            Dialect::Sglang => Part::Room { room: self.room, at: addr(0) },
+            Dialect::Sglang | Dialect::Trtllm => Part::Room { room: self.room, at: addr(0) },
         }
     }
 

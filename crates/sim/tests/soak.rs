@@ -98,7 +98,7 @@ impl Soak {
                 let params = reply.json()["kv_transfer_params"].clone();
                 with(&body, json!({"kv_transfer_params": params}))
             }
-            Dialect::Sglang => {
+            Dialect::Sglang | Dialect::Trtllm => {
                 let body = in_room(p, &body, number * 7 + 1);
                 let (addr, leg) = (p.addr(), request("/v1/completions", &body));
                 tokio::spawn(async move { send(addr, leg).await.is_ok() });

@@ -8,17 +8,65 @@ use crate::support::{Ask, House, PROMPT, Plan, Raw, fault, on, until};
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
 
-/// Kinds whose hand-off is checked here; the others have tests of their own.
-const KINDS: [Kind; 1] = [Kind::Mooncake];
-
-/// Both legs are sent at once.
-fn at_once(_kind: Kind) -> bool {
-    false
+/// A kind of engine, and how its legs are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Case {
+    Nixl,
+    Mooncake,
+    MoriioRead,
+    MoriioWrite,
+    MoriioWriteAtOnce,
+    Sglang,
+    ContextFirst,
+    GenerationFirst,
 }
 
-/// With leases that end soon, so that what is left to them can be awaited.
-fn plan(kind: Kind, prefill: usize, decode: usize) -> Plan {
-    Plan::pairs(kind, prefill, decode).engines(|spec| spec.timeout_scale = 0.004)
+const CASES: [Case; 8] = [
+    Case::Nixl,
+    Case::Mooncake,
+    Case::MoriioRead,
+    Case::MoriioWrite,
+    Case::MoriioWriteAtOnce,
+    Case::Sglang,
+    Case::ContextFirst,
+    Case::GenerationFirst,
+];
+
+impl Case {
+    fn kind(self) -> Kind {
+        match self {
+            Case::Nixl => Kind::Vllm,
+            Case::Mooncake => Kind::Mooncake,
+            Case::MoriioRead => Kind::MoriioRead,
+            Case::MoriioWrite | Case::MoriioWriteAtOnce => Kind::MoriioWrite,
+            Case::Sglang => Kind::Sglang,
+            Case::ContextFirst | Case::GenerationFirst => Kind::Trtllm,
+        }
+    }
+
+    fn at_once(self) -> bool {
+        matches!(self, Case::MoriioWriteAtOnce | Case::Sglang | Case::GenerationFirst)
+    }
+}
+
+/// With leases of a second or two, so that what is left to them can be awaited.
+fn plan(case: Case, prefill: usize, decode: usize) -> Plan {
+    let scale = match case {
+        Case::Nixl | Case::MoriioWrite | Case::MoriioWriteAtOnce => 0.03,
+        Case::ContextFirst | Case::GenerationFirst => 0.03,
+        Case::Mooncake => 0.004,
+        Case::MoriioRead => 0.0005,
+        Case::Sglang => 0.01,
+    };
+    let mut plan = Plan::pairs(case.kind(), prefill, decode).engines(|spec| spec.timeout_scale = scale);
+    if case == Case::MoriioWriteAtOnce {
+        plan = plan
+            .registered(|spec| drop(spec.labels.insert("moriio_write_dispatch".into(), "concurrent".into())));
+    }
+    if case == Case::GenerationFirst {
+        plan = plan.args("--trt-schedule-style generation_first");
+    }
+    plan
 }
 
 fn post(house: &House, ask: &Ask) -> impl Future<Output = Raw> {
@@ -26,28 +74,28 @@ fn post(house: &House, ask: &Ask) -> impl Future<Output = Raw> {
     async move { Raw::post(address, path, &body).await }
 }
 
-async fn each(test: impl AsyncFn(Kind)) {
-    for kind in KINDS {
-        test(kind).await;
+async fn each(test: impl AsyncFn(Case)) {
+    for case in CASES {
+        test(case).await;
     }
 }
 
 #[tokio::test]
 async fn each_kind_answers_as_one_engine() {
-    each(async |kind| {
-        let house = plan(kind, 2, 2).open().await;
+    each(async |case| {
+        let house = plan(case, 2, 2).open().await;
         let mut sent = 0;
         for round in 0..4 {
             for make in [Ask::chat, Ask::completion] {
-                let ask = make(&format!("{kind:?} {round} {}", PROMPT.repeat(20)), 2 + round * 7);
+                let ask = make(&format!("{case:?} {round} {}", PROMPT.repeat(20)), 2 + round * 7);
                 ask.served(house.address).await;
                 ask.streamed().served(house.address).await;
                 sent += 2;
             }
         }
         let stats = house.stats().await;
-        assert_eq!((stats.handoffs.made, stats.handoffs.right), (sent, sent), "{kind:?} {stats:?}");
-        assert!(stats.tokens.transferred > 0 && stats.handoffs.failed == 0, "{kind:?} {stats:?}");
+        assert_eq!((stats.handoffs.made, stats.handoffs.right), (sent, sent), "{case:?} {stats:?}");
+        assert!(stats.tokens.transferred > 0 && stats.handoffs.failed == 0, "{case:?} {stats:?}");
         house.close().await;
     })
     .await;
@@ -55,11 +103,11 @@ async fn each_kind_answers_as_one_engine() {
 
 #[tokio::test]
 async fn many_at_once_are_not_mixed_up() {
-    each(async |kind| {
-        let house = plan(kind, 2, 2).args("--runtime-worker-threads 2").open().await;
+    each(async |case| {
+        let house = plan(case, 2, 2).args("--runtime-worker-threads 2").open().await;
         let address = house.address;
         let asks = (0..60).map(|at| {
-            let ask = Ask::chat(&format!("{at} of {kind:?} {}", PROMPT.repeat(at % 7)), 3 + at as u32 % 20);
+            let ask = Ask::chat(&format!("{at} of {case:?} {}", PROMPT.repeat(at % 7)), 3 + at as u32 % 20);
             let ask = if at % 2 == 0 { ask.streamed() } else { ask };
             tokio::spawn(async move { ask.served(address).await })
         });
@@ -73,14 +121,16 @@ async fn many_at_once_are_not_mixed_up() {
 
 #[tokio::test]
 async fn a_client_leaves_before_the_prefill_engine_has_the_request() {
-    each(async |kind| {
-        let house = plan(kind, 1, 1).open().await;
+    each(async |case| {
+        let mut house = plan(case, 1, 1).open().await;
         house.arm(PREFILL, fault(FaultKind::Stall)).await;
         let raw = post(&house, &Ask::chat(PROMPT, 8).streamed()).await;
-        let legs = if at_once(kind) { 2 } else { 1 };
+        let legs = if case.at_once() { 2 } else { 1 };
         until("the legs are there", || house.fleet.stats().requests.open == legs).await;
         raw.reset();
         until("the legs are closed", || house.fleet.stats().requests.open == 0).await;
+        // A decode engine that waits for a push is not told that none will come.
+        house.expire_what_was_stranded();
         house.close().await;
     })
     .await;
@@ -88,18 +138,22 @@ async fn a_client_leaves_before_the_prefill_engine_has_the_request() {
 
 #[tokio::test]
 async fn a_client_leaves_while_the_prompt_is_computed() {
-    each(async |kind| {
+    each(async |case| {
         // In many steps, between which the engine can stop; and in one, which it ends and then keeps the KV.
         for (step, left) in [(64, 0), (8192, 1)] {
             let slow = |spec: &mut baton_sim::EngineSpec| {
                 (spec.time_scale, spec.max_batched_tokens) = (3.0, step);
             };
-            let mut house = plan(kind, 1, 1).engines(slow).open().await;
+            let mut house = plan(case, 1, 1).engines(slow).open().await;
             let raw = post(&house, &Ask::chat(&PROMPT.repeat(200), 8)).await;
             until("it is computed", || house.engine(PREFILL).stats().requests.running == 1).await;
             drop(raw);
             until("the leg is closed", || house.fleet.stats().requests.open == 0).await;
-            house.may_expire(left);
+            if case.at_once() {
+                house.expire_what_was_stranded();
+            } else {
+                house.may_expire(left);
+            }
             house.close().await;
         }
     })
@@ -108,15 +162,16 @@ async fn a_client_leaves_while_the_prompt_is_computed() {
 
 #[tokio::test]
 async fn a_client_leaves_before_the_decode_engine_has_the_request() {
-    each(async |kind| {
-        let mut house = plan(kind, 1, 1).open().await;
+    each(async |case| {
+        let mut house = plan(case, 1, 1).open().await;
         house.arm(DECODE, fault(FaultKind::Stall)).await;
         let raw = post(&house, &Ask::chat(PROMPT, 8)).await;
         until("the decode leg is there", || house.engine(DECODE).stats().requests.open == 1).await;
-        until("the prompt is computed", || house.fleet.stats().handoffs.made == 1).await;
+        let computed = !matches!(case, Case::Sglang | Case::GenerationFirst);
+        until("the prompt is computed", || !computed || house.fleet.stats().handoffs.made == 1).await;
         raw.reset();
         // Whether the decode engine has it nobody can tell: its lease frees it.
-        house.may_expire(1);
+        house.may_expire(computed.into());
         house.close().await;
     })
     .await;
@@ -124,9 +179,9 @@ async fn a_client_leaves_before_the_decode_engine_has_the_request() {
 
 #[tokio::test]
 async fn a_client_leaves_while_the_decode_engine_has_no_room() {
-    each(async |kind| {
+    each(async |case| {
         let small = |spec: &mut baton_sim::EngineSpec| (spec.kv_blocks, spec.time_scale) = (64, 1.0);
-        let mut house = plan(kind, 1, 1).engines(small).open().await;
+        let mut house = plan(case, 1, 1).engines(small).open().await;
         // One request fills the engine, and the next one finds no blocks.
         let long = Ask::completion(&PROMPT.repeat(40), 300).streamed();
         let first = post(&house, &long).await;
@@ -143,8 +198,8 @@ async fn a_client_leaves_while_the_decode_engine_has_no_room() {
 
 #[tokio::test]
 async fn a_client_leaves_in_the_middle_of_its_stream() {
-    each(async |kind| {
-        let house = plan(kind, 1, 1).open().await;
+    each(async |case| {
+        let house = plan(case, 1, 1).open().await;
         house.arm(DECODE, Fault { chunks: Some(4), ..on(Where::Decode, FaultKind::Stall) }).await;
         let mut raw = post(&house, &Ask::chat(PROMPT, 40).streamed()).await;
         while raw.text().matches("data: ").count() < 4 {
@@ -158,8 +213,8 @@ async fn a_client_leaves_in_the_middle_of_its_stream() {
 
 #[tokio::test]
 async fn a_prefill_engine_that_was_started_anew_is_used_as_what_it_is() {
-    each(async |kind| {
-        let mut house = plan(kind, 1, 1).open().await;
+    each(async |case| {
+        let mut house = plan(case, 1, 1).open().await;
         for round in 0..3 {
             Ask::chat(&format!("{PROMPT} {round}"), 8).served(house.address).await;
             house.engine(PREFILL).restart().await.unwrap();
@@ -167,7 +222,7 @@ async fn a_prefill_engine_that_was_started_anew_is_used_as_what_it_is() {
         }
         Ask::chat(PROMPT, 8).served(house.address).await;
         let stats = house.stats().await;
-        assert_eq!((stats.handoffs.failed, stats.handoffs.wrong), (0, 0), "{kind:?} {stats:?}");
+        assert_eq!((stats.handoffs.failed, stats.handoffs.wrong), (0, 0), "{case:?} {stats:?}");
         house.close().await;
     })
     .await;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::sequence::{Finish, KvState, SeqId};
 
-/// Where a peer listens: NIXL's side channel or SGLang's bootstrap server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Where a peer listens: a side channel or a bootstrap server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PeerAddr {
     pub host: String,
     pub port: u16,
@@ -42,7 +42,7 @@ pub enum Call {
     /// SGLang: the decode side left the room.
     Leave { ticket: SeqId, room: u64 },
     /// By transfer id: the decode side has room for this KV and waits for it.
-    Take { ticket: SeqId, engine: Option<String>, transfer: String },
+    Take { ticket: SeqId, engine: Option<String>, transfer: String, from: Option<PeerAddr> },
     /// SGLang: are you there? (`GET /health` of the bootstrap server.) The driver answers for the peer.
     Ping,
 }

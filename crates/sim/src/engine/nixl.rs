@@ -16,7 +16,7 @@ use crate::engine::message::{Answer, Call, Lease, NoBlocks, Output, PeerAddr};
 use crate::engine::sequence::{
     Finish, Handoff, KvState, Part, RemoteBlocks, RemoteKv, SeqId, State, TimerKey,
 };
-use crate::engine::spec::LoadFailure;
+use crate::engine::spec::{Kind, LoadFailure};
 use crate::engine::timers::{Due, Timer};
 
 /// How long a handshake with a silent side channel takes, in seconds.
@@ -155,6 +155,10 @@ impl Engine {
             Some(Ended::ReadBy(reader)) if *reader == wanted.reader => Lease::Live,
             Some(Ended::ReadBy(_)) => Lease::Reused,
             Some(Ended::Expired) => Lease::Expired,
+            // MoRI-IO's engine ids outlive a restart, the memory that was to be read does not.
+            None if self.spec.kind() == Kind::MoriioRead => {
+                return Answer::NoBlocks { ticket, why: NoBlocks::OtherEngine };
+            }
             None => Lease::Unknown,
         };
         Answer::Blocks { ticket, contents, lease }
@@ -192,7 +196,8 @@ impl Engine {
 
     fn send_read(&mut self, id: SeqId, remote: RemoteKv, needed: usize, now: Duration) {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
-        let RemoteKv { engine: Some(engine), request: Some(request), at: Some(to), blocks, tp_size } = remote
+        let RemoteKv { engine: Some(engine), request: Some(request), at: Some(to), blocks, tp_size, .. } =
+            remote
         else {
             // The connector warns and goes on as if the KV had come.
             seq.kv = KvState::Wrong;
@@ -314,11 +319,13 @@ impl Engine {
 
     /// Tells the prefill side that a hand-off is not wanted: its request was refused before it became a sequence.
     pub fn release_params(&mut self, remote: &RemoteKv, reader: String) {
-        let RemoteKv { engine: Some(engine), request: Some(request), at: Some(at), .. } = remote.clone()
+        let RemoteKv { engine: Some(engine), request: Some(request), at: Some(at), notify, .. } =
+            remote.clone()
         else {
             return;
         };
-        self.out.push(Output::Send { to: at, call: Call::Release { engine, request, reader } });
+        let to = notify.unwrap_or(at);
+        self.out.push(Output::Send { to, call: Call::Release { engine, request, reader } });
     }
 
     /// Makes sure that heartbeats go out while hand-offs wait here.

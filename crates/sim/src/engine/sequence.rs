@@ -44,6 +44,8 @@ pub enum Part {
     Give(Give),
     /// Ask for KV by a transfer id, and wait until it has come.
     Take(Take),
+    /// Nothing is fetched, and the answer is made as if the KV were there.
+    Hollow,
     /// The connector's code ends the engine core over it.
     Fatal(&'static str),
     /// SGLang: meet the other half in a room. `at` is where the prefill side's bootstrap server listens.
@@ -56,6 +58,10 @@ pub struct Give {
     pub transfer: String,
     /// Which data-parallel rank computes it.
     pub rank: u32,
+    /// It is computed only when somebody has asked for it.
+    pub waits: bool,
+    /// Who alone may have it: where that engine says it listens.
+    pub to: Option<PeerAddr>,
 }
 
 /// The decode side of a transfer.
@@ -64,7 +70,12 @@ pub struct Take {
     pub transfer: String,
     /// The engine that is to have it; `None` is whichever listens there.
     pub engine: Option<String>,
-    pub at: PeerAddr,
+    /// `None`: nobody is asked, and it is waited for all the same.
+    pub at: Option<PeerAddr>,
+    /// Where this engine listens, for one that must know who asks.
+    pub from: Option<PeerAddr>,
+    /// The prefill side's token comes along and is the first one here.
+    pub first: bool,
 }
 
 /// `kv_transfer_params` of a vLLM decode leg, as far as the connector reads them.
@@ -73,6 +84,8 @@ pub struct RemoteKv {
     pub engine: Option<String>,
     pub request: Option<String>,
     pub at: Option<PeerAddr>,
+    /// Where the notice goes that it was read; `None` is the same place.
+    pub notify: Option<PeerAddr>,
     pub blocks: RemoteBlocks,
     pub tp_size: u32,
 }
@@ -113,12 +126,19 @@ impl RemoteKv {
         let tp_size =
             params.get("tp_size").and_then(Value::as_u64).and_then(|tp| u32::try_from(tp).ok()).unwrap_or(1);
         let blocks = params.get("remote_block_ids").map_or(RemoteBlocks::Missing, parse_blocks);
-        Self { engine: text("remote_engine_id"), request: text("remote_request_id"), at, blocks, tp_size }
+        Self {
+            engine: text("remote_engine_id"),
+            request: text("remote_request_id"),
+            at,
+            notify: None,
+            blocks,
+            tp_size,
+        }
     }
 }
 
 /// A list of lists (one per KV cache group), a flat list (older builds), or something else that Python would iterate.
-fn parse_blocks(value: &Value) -> RemoteBlocks {
+pub fn parse_blocks(value: &Value) -> RemoteBlocks {
     let Some(outer) = value.as_array() else {
         let count = value.as_str().map_or(0, |text| text.chars().count());
         return if count == 0 { RemoteBlocks::Missing } else { RemoteBlocks::NotNumbers(count) };

@@ -11,6 +11,8 @@ pub enum Dialect {
     Vllm,
     /// SGLang; halves of a pair meet in a bootstrap room.
     Sglang,
+    /// TensorRT-LLM; a context server's answer introduces the halves, or the id that both were given.
+    Trtllm,
 }
 
 /// What moves the KV between the halves of a vLLM pair.
@@ -20,6 +22,10 @@ pub enum Connector {
     Nixl,
     /// The prefill side sends to whoever asks for the transfer id that both were given.
     Mooncake,
+    /// MoRI-IO's READ: the decode side reads what the prefill side's answer names.
+    MoriioRead,
+    /// MoRI-IO's WRITE: the prefill side writes into the blocks that the decode side tells it of.
+    MoriioWrite,
 }
 
 /// Every kind of engine that there is: a dialect, and the connector where there is a choice.
@@ -27,11 +33,15 @@ pub enum Connector {
 pub enum Kind {
     Vllm,
     Mooncake,
+    MoriioRead,
+    MoriioWrite,
     Sglang,
+    Trtllm,
 }
 
 impl Kind {
-    pub const ALL: [Self; 3] = [Self::Vllm, Self::Mooncake, Self::Sglang];
+    pub const ALL: [Self; 6] =
+        [Self::Vllm, Self::Mooncake, Self::MoriioRead, Self::MoriioWrite, Self::Sglang, Self::Trtllm];
 
     /// The name on the command line.
     #[must_use]
@@ -39,22 +49,28 @@ impl Kind {
         match self {
             Self::Vllm => "vllm",
             Self::Mooncake => "mooncake",
+            Self::MoriioRead => "moriio-read",
+            Self::MoriioWrite => "moriio-write",
             Self::Sglang => "sglang",
+            Self::Trtllm => "trtllm",
         }
     }
 
     #[must_use]
     pub fn dialect(self) -> Dialect {
         match self {
-            Self::Vllm | Self::Mooncake => Dialect::Vllm,
+            Self::Vllm | Self::Mooncake | Self::MoriioRead | Self::MoriioWrite => Dialect::Vllm,
             Self::Sglang => Dialect::Sglang,
+            Self::Trtllm => Dialect::Trtllm,
         }
     }
 
     fn connector(self) -> Connector {
         match self {
             Self::Mooncake => Connector::Mooncake,
-            Self::Vllm | Self::Sglang => Connector::Nixl,
+            Self::MoriioRead => Connector::MoriioRead,
+            Self::MoriioWrite => Connector::MoriioWrite,
+            Self::Vllm | Self::Sglang | Self::Trtllm => Connector::Nixl,
         }
     }
 }
@@ -64,6 +80,7 @@ impl From<Dialect> for Kind {
         match dialect {
             Dialect::Vllm => Self::Vllm,
             Dialect::Sglang => Self::Sglang,
+            Dialect::Trtllm => Self::Trtllm,
         }
     }
 }
@@ -75,6 +92,7 @@ impl Dialect {
         match self {
             Self::Vllm => "vllm",
             Self::Sglang => "sglang",
+            Self::Trtllm => "tensorrt_llm",
         }
     }
 }
@@ -183,18 +201,22 @@ impl EngineSpec {
     /// How long KV is kept for a decode engine that does not come.
     #[must_use]
     pub fn lease(&self) -> Duration {
-        self.timeout(self.lease_secs.unwrap_or(match self.connector {
-            Connector::Nixl => 30.0,
-            Connector::Mooncake => 480.0,
+        self.timeout(self.lease_secs.unwrap_or(match self.kind() {
+            Kind::Vllm | Kind::Sglang => 30.0,
+            Kind::Mooncake => 480.0,
+            Kind::MoriioRead => 3600.0,
+            Kind::MoriioWrite | Kind::Trtllm => 60.0,
         }))
     }
 
     /// How long a decode engine waits for KV that it has asked for by a transfer id.
     #[must_use]
     pub fn patience(&self) -> Duration {
-        match self.connector {
-            Connector::Nixl => Duration::MAX / 4,
-            Connector::Mooncake => self.lease() + self.timeout(60.0),
+        match self.kind() {
+            Kind::Vllm | Kind::Sglang | Kind::MoriioRead => Duration::MAX / 4,
+            Kind::Mooncake => self.lease() + self.timeout(60.0),
+            Kind::MoriioWrite => self.timeout(120.0),
+            Kind::Trtllm => self.timeout(60.0),
         }
     }
 
@@ -203,6 +225,9 @@ impl EngineSpec {
     pub fn kind(&self) -> Kind {
         match (self.dialect, self.connector) {
             (Dialect::Sglang, _) => Kind::Sglang,
+            (Dialect::Trtllm, _) => Kind::Trtllm,
+            (Dialect::Vllm, Connector::MoriioRead) => Kind::MoriioRead,
+            (Dialect::Vllm, Connector::MoriioWrite) => Kind::MoriioWrite,
             (Dialect::Vllm, Connector::Nixl) => Kind::Vllm,
             (Dialect::Vllm, Connector::Mooncake) => Kind::Mooncake,
         }

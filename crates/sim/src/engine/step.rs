@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::engine::profile::{StepWork, jitter, scaled};
 use crate::engine::sequence::{Ending, Finish, KvState, Part, SeqId, Sequence, State};
-use crate::engine::spec::{Dialect, Role};
+use crate::engine::spec::{Dialect, Kind, Role};
 use crate::engine::timers::{Due, Timer};
 
 /// A step that began late by more than this does not catch up.
@@ -76,6 +76,10 @@ impl Engine {
             Plan { work: Vec::new(), cost: StepWork::default(), budget: self.spec.max_batched_tokens.max(1) };
         self.plan_running(&mut plan);
         self.admit(&mut plan, now);
+        if plan.work.is_empty() {
+            // Whoever was let in with its KV there decodes.
+            self.plan_running(&mut plan);
+        }
         if plan.work.is_empty() {
             return None;
         }
@@ -167,6 +171,7 @@ impl Engine {
                 self.start_local(id, plan, now)
             }
             Part::Take(_) => self.start_taking(id, now),
+            Part::Hollow => self.start_hollow(id, now),
             Part::Fatal(why) => {
                 self.die(why);
                 true
@@ -281,7 +286,9 @@ impl Engine {
         let ending = seq.ask.ending.clone();
         let capped = ending == Ending::Length;
         let handoff = match seq.ask.part {
-            Part::Hold(_) if capped || self.spec.params_on_stop => self.pin(id, now),
+            Part::Hold(_) if capped || (self.spec.params_on_stop && self.spec.kind() == Kind::Vllm) => {
+                self.pin(id, now)
+            }
             Part::Give(_) if capped => self.keep(id, now),
             _ => None,
         };
@@ -337,7 +344,7 @@ impl Engine {
             (Due::ReceiveTimeout, _) => self.receiving_timed_out(id, now),
             (Due::TakeTimeout, _) => self.take_timed_out(id, now),
             (Due::Arrived, _) => self.transfer_arrived(id, now),
-            (Due::Unreachable, Dialect::Vllm) => self.load_failed(id, now),
+            (Due::Unreachable, Dialect::Vllm | Dialect::Trtllm) => self.load_failed(id, now),
             (Due::Unreachable, Dialect::Sglang) => self.handshake_failed(id, now),
             (Due::Lost, _) => self.partner_lost(id, now),
             (Due::Sent, _) => self.sent(id, now),

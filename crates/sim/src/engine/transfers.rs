@@ -1,4 +1,4 @@
-//! Hand-offs by a transfer id that both halves were given: vLLM's Mooncake connector.
+//! Hand-offs by an id that both halves were given: vLLM's Mooncake connector, MoRI-IO's WRITE, TensorRT-LLM.
 //!
 //! The prefill side answers when the prompt is computed and keeps its KV until a decode side asks for it by the id;
 //! then it sends, and the blocks are free. A decode side may ask before that and waits. Neither is told that the other
@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::engine::blocks::BlockId;
-use crate::engine::message::{Answer, Call, NoBlocks, Output};
+use crate::engine::message::{Answer, Call, NoBlocks, Output, PeerAddr};
 use crate::engine::sequence::{Finish, Give, Handoff, KvState, Part, Partner, SeqId, State, Take, TimerKey};
+use crate::engine::spec::Kind;
 use crate::engine::timers::{Due, Timer};
 
 /// How many ids that are used up are remembered, and how many decode sides may wait for ids that are not known yet.
@@ -39,6 +40,7 @@ struct Kept {
     content: u64,
     tokens: u32,
     rank: u32,
+    to: Option<PeerAddr>,
     timer: TimerKey,
     /// To whom it is under way.
     taker: Option<Partner>,
@@ -47,7 +49,7 @@ struct Kept {
 #[derive(Debug)]
 struct Early {
     partner: Partner,
-    rank: Option<u32>,
+    who: Who,
     timer: TimerKey,
 }
 
@@ -55,6 +57,14 @@ struct Early {
 pub(crate) struct Asked {
     pub engine: Option<String>,
     pub transfer: String,
+    pub from: Option<PeerAddr>,
+}
+
+/// Who asks whom.
+#[derive(Debug)]
+struct Who {
+    rank: Option<u32>,
+    from: Option<PeerAddr>,
 }
 
 impl Transfers {
@@ -62,7 +72,8 @@ impl Transfers {
         self.kept.values().flat_map(|kept| &kept.blocks)
     }
 
-    fn knows(&self, transfer: &str) -> bool {
+    /// Whether an id is in use, or was.
+    pub fn knows(&self, transfer: &str) -> bool {
         self.coming.contains_key(transfer) || self.kept.contains_key(transfer) || self.used.contains(transfer)
     }
 
@@ -101,22 +112,29 @@ impl Engine {
             if let Some(seq) = self.seqs.get_mut(&id) {
                 seq.ask.part = Part::Local;
             }
-        } else {
-            self.transfers_by_id.coming.insert(give.transfer, id);
+            self.waiting.push_back(id);
+            return;
         }
-        self.waiting.push_back(id);
+        let waits = give.waits && !self.transfers_by_id.early.contains_key(&give.transfer);
+        self.transfers_by_id.coming.insert(give.transfer, id);
+        if let Some(seq) = self.seqs.get_mut(&id).filter(|_| waits) {
+            seq.state = State::Meeting;
+        } else {
+            self.waiting.push_back(id);
+        }
     }
 
     /// Keeps a finished prompt's blocks for whoever asks.
     pub(super) fn keep(&mut self, id: SeqId, now: Duration) -> Option<Handoff> {
         let until = now + self.spec.lease();
         let seq = self.seqs.get_mut(&id)?;
-        let Give { transfer, rank } = seq.gives()?.clone();
+        let Give { transfer, rank, to, .. } = seq.gives()?.clone();
         let kept = Kept {
             blocks: std::mem::take(&mut seq.blocks),
             content: seq.ask.prompt.id.0,
             tokens: seq.ask.prompt.len(),
             rank,
+            to,
             timer: self.timers.set(until, Timer::Kept(transfer.clone())),
             taker: None,
         };
@@ -132,7 +150,7 @@ impl Engine {
         self.counters.handoffs.made += 1;
         if let Some(early) = self.transfers_by_id.early.remove(&transfer) {
             self.timers.cancel(Some(early.timer));
-            self.send_kept(&transfer, early.partner, early.rank, now);
+            self.send_kept(&transfer, early.partner, &early.who, now);
         }
         Some(handoff)
     }
@@ -160,16 +178,16 @@ impl Engine {
 
     /// A decode side asks.
     pub(super) fn asked_for(&mut self, partner: Partner, asked: Asked, now: Duration) {
-        let Asked { engine, transfer } = asked;
+        let Asked { engine, transfer, from } = asked;
         let rank = engine.as_deref().map(|engine| self.rank_of(engine));
         if rank == Some(None) {
             let answer = Answer::NoBlocks { ticket: partner.ticket, why: NoBlocks::OtherEngine };
             self.out.push(Output::Reply { link: partner.link, answer });
             return;
         }
-        let rank = rank.flatten();
+        let who = Who { rank: rank.flatten(), from };
         if self.transfers_by_id.kept.contains_key(&transfer) {
-            self.send_kept(&transfer, partner, rank, now);
+            self.send_kept(&transfer, partner, &who, now);
         } else if self.transfers_by_id.used.contains(&transfer)
             || self.transfers_by_id.early.contains_key(&transfer)
         {
@@ -177,19 +195,30 @@ impl Engine {
         } else if self.transfers_by_id.early.len() < MOST_EARLY {
             let at = now + self.spec.patience();
             let timer = self.timers.set(at, Timer::ForgetTaker(transfer.clone()));
-            self.transfers_by_id.early.insert(transfer, Early { partner, rank, timer });
+            self.meet(&transfer);
+            self.transfers_by_id.early.insert(transfer, Early { partner, who, timer });
+        }
+    }
+
+    /// Somebody has come for a prompt that was not to be computed before.
+    fn meet(&mut self, transfer: &str) {
+        let Some(id) = self.transfers_by_id.coming.get(transfer).copied() else { return };
+        if let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.state == State::Meeting) {
+            seq.state = State::Waiting;
+            self.waiting.push_back(id);
         }
     }
 
     /// Somebody has come for KV that is there.
-    fn send_kept(&mut self, transfer: &str, partner: Partner, rank: Option<u32>, now: Duration) {
+    fn send_kept(&mut self, transfer: &str, partner: Partner, who: &Who, now: Duration) {
         let Some(kept) = self.transfers_by_id.kept.get_mut(transfer) else { return };
         if kept.taker.is_some() {
             self.counters.handoffs.reused += 1;
             return;
         }
-        if rank.is_some_and(|rank| rank != kept.rank) {
-            // Another rank was asked, which knows nothing of it.
+        let other_rank = who.rank.is_some_and(|rank| rank != kept.rank);
+        if other_rank || kept.to.as_ref().is_some_and(|to| who.from.as_ref() != Some(to)) {
+            // Another rank was asked, which knows nothing of it; or another engine asks than the one that was named.
             self.counters.handoffs.wrong += 1;
             return;
         }
@@ -225,6 +254,12 @@ impl Engine {
         }
     }
 
+    /// Whether a transfer id is in use, or was.
+    #[must_use]
+    pub fn knows_transfer(&self, transfer: &str) -> bool {
+        self.transfers_by_id.knows(transfer)
+    }
+
     /// The id of one of this engine's ranks.
     #[must_use]
     pub fn rank_id(&self, rank: u32) -> String {
@@ -245,12 +280,14 @@ impl Engine {
         self.waiting.pop_front();
         let deadline = now + self.spec.patience();
         let Some(seq) = self.seqs.get_mut(&id) else { return true };
-        let Part::Take(Take { transfer, engine, at }) = seq.ask.part.clone() else { return true };
+        let Part::Take(Take { transfer, engine, at, from, .. }) = seq.ask.part.clone() else { return true };
         seq.state = State::Receiving;
         seq.pulled = seq.target - cached;
         self.receiving += 1;
         self.set_timer(id, deadline, Due::TakeTimeout);
-        self.out.push(Output::Send { to: at, call: Call::Take { ticket: id, engine, transfer } });
+        if let Some(to) = at {
+            self.out.push(Output::Send { to, call: Call::Take { ticket: id, engine, transfer, from } });
+        }
         true
     }
 
@@ -265,10 +302,41 @@ impl Engine {
             self.counters.handoffs.wrong += 1;
         }
         self.counters.external_hits += u64::from(seq.pulled);
+        let first = matches!(&seq.ask.part, Part::Take(take) if take.first);
         if seq.left {
             self.end(id, Finish::Aborted, now);
+        } else if first {
+            seq.computed = seq.target;
+            seq.state = State::Running;
+            self.receiving -= 1;
+            self.running.push(id);
+            self.prompt_computed(id);
+            self.add_token(id, now);
         } else {
             self.start_decoding(id);
+        }
+    }
+
+    /// The answer is made as if KV had come.
+    pub(super) fn start_hollow(&mut self, id: SeqId, now: Duration) -> bool {
+        if self.take_blocks(id, now).is_none() {
+            return false;
+        }
+        self.waiting.pop_front();
+        if let Some(seq) = self.seqs.get_mut(&id) {
+            seq.state = State::Receiving;
+            seq.kv = KvState::Wrong;
+            self.receiving += 1;
+            self.counters.handoffs.wrong += 1;
+        }
+        self.start_decoding(id);
+        true
+    }
+
+    /// The one that was to be asked is not there. MoRI-IO's notice has no answer, so nothing is noticed.
+    pub(super) fn take_unreachable(&mut self, id: SeqId, now: Duration) {
+        if self.spec.kind() != Kind::MoriioWrite {
+            self.load_failed(id, now);
         }
     }
 
@@ -280,8 +348,10 @@ impl Engine {
     /// The client left before the KV was asked for: the prefill side is told that nobody will.
     pub(super) fn release_untaken(&mut self, id: SeqId) {
         let Some(Part::Take(take)) = self.seqs.get(&id).map(|seq| &seq.ask.part) else { return };
-        let Take { transfer, engine, at } = take.clone();
-        let Some(engine) = engine else { return };
+        let Take { transfer, engine, at, .. } = take.clone();
+        let Some((engine, at)) = engine.zip(at).filter(|_| self.spec.kind() == Kind::Mooncake) else {
+            return;
+        };
         let call = Call::Release { engine, request: transfer, reader: String::new() };
         self.out.push(Output::Send { to: at, call });
     }

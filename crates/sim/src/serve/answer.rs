@@ -9,11 +9,13 @@ mod openai;
 mod rerank;
 mod responses;
 
+use crate::engine::message::PeerAddr;
 use crate::engine::sequence::{Ending, Finish, Handoff, KvState};
 use crate::engine::spec::{Connector, Dialect};
 use crate::serve::json::quote;
 use crate::serve::node::JobPart;
 use crate::serve::refusal::Refusal;
+use crate::serve::trtllm;
 use crate::serve::wish::{Api, Wish};
 
 /// How one choice ended.
@@ -66,6 +68,10 @@ pub struct Teller {
     /// Where hand-offs of this engine can be read.
     pub host: String,
     pub port: u16,
+    /// MoRI-IO's port for handshakes.
+    pub handshake: u16,
+    /// The answer ends before it is finished (TensorRT-LLM's context servers).
+    pub unfinished: bool,
     /// The answer names the prompt's token ids (vLLM).
     pub return_token_ids: bool,
     /// An SGLang decode engine has no log probabilities of the prompt.
@@ -88,6 +94,9 @@ pub fn ended(dialect: Dialect, part: &JobPart, tokens: u32) -> Option<Result<End
             Ok(Ended { tokens: part.tokens, kv: part.kv, cached: 0, reason: Reason::Abort, handoff: None })
         }
         Finish::Failed { message: Some(message), status } => Err(Refusal::abort(message.clone(), *status)),
+        Finish::Failed { message: None, .. } if dialect == Dialect::Trtllm => {
+            Err(Refusal::bad("Error in kv cache transfer for generation requests".into(), None))
+        }
         Finish::Failed { message: None, .. } => Err(Refusal::internal()),
         Finish::Dead if dialect == Dialect::Vllm => Err(Refusal::core_died()),
         Finish::Dead => Err(Refusal::internal()),
@@ -165,7 +174,32 @@ impl Teller {
             Connector::Nixl => self.nixl_json(handoff),
             // The gateway knows all that a decode engine must be told.
             Connector::Mooncake => "null".into(),
+            Connector::MoriioRead | Connector::MoriioWrite => self.moriio_json(handoff),
         }
+    }
+
+    fn moriio_json(&self, handoff: &Handoff) -> String {
+        let blocks = handoff.blocks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        format!(
+            r#"{{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[{blocks}]],"remote_engine_id":{},"remote_host":{},"remote_handshake_port":{},"remote_notify_port":{},"remote_dp_rank":0,"remote_dp_rank_override":true,"remote_dp_size":1,"remote_dp_size_local":1,"tp_size":1,"transfer_id":{}}}"#,
+            quote(&handoff.engine),
+            quote(&self.host),
+            self.handshake,
+            self.port,
+            quote(&handoff.request),
+        )
+    }
+
+    /// `disaggregated_params` of a choice, as TensorRT-LLM writes them.
+    fn context_params(&self, index: usize, ended: &Ended) -> String {
+        let at = PeerAddr::new(&self.host, self.port);
+        let known = ended.handoff.as_ref().zip(self.wish.choices.get(index));
+        known.map_or("null".into(), |(handoff, choice)| trtllm::params(handoff, choice, &at))
+    }
+
+    /// The name of a reason to end.
+    fn reason(&self, ended: &Ended) -> &'static str {
+        if self.unfinished && ended.reason == Reason::Length { "not_finished" } else { ended.reason.name() }
     }
 
     fn nixl_json(&self, handoff: &Handoff) -> String {

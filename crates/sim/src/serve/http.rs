@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use serde_json::{Map, Value};
 
 use crate::clock;
+use crate::engine::sequence::{Ask, Part};
 use crate::engine::spec::{Dialect, Role};
 use crate::serve::answer::Teller;
 use crate::serve::body::{Body, BreakOff};
@@ -22,7 +23,7 @@ use crate::serve::server::Server;
 use crate::serve::stream::{self, Break, Open};
 use crate::serve::wire::WireState;
 use crate::serve::wish::Api;
-use crate::serve::{answer, info, metrics, sglang, vllm};
+use crate::serve::{answer, info, metrics, sglang, trtllm, vllm};
 
 /// Largest request body, in bytes.
 const MOST_BODY: usize = 64 << 20;
@@ -148,7 +149,7 @@ impl Call<'_> {
             Dialect::Vllm => {
                 format!(r#","context_management":{{"original_input_tokens":{tokens}}}"#)
             }
-            Dialect::Sglang => String::new(),
+            Dialect::Sglang | Dialect::Trtllm => String::new(),
         };
         Ok(format!(r#"{{"input_tokens":{tokens}{more}}}"#))
     }
@@ -212,24 +213,41 @@ impl Call<'_> {
     fn start(&self, body: &Bytes, fault: Option<&Fault>) -> Result<(Teller, Work), Refusal> {
         let spec = &self.server.seat.spec;
         let body = parse_object(body, spec.dialect)?;
-        let (wish, mut asks, return_token_ids) = match spec.dialect {
+        let seat = &self.server.seat;
+        let (parsed, mut asks) = match spec.dialect {
             Dialect::Vllm => {
-                let parsed = vllm::parse(self.api, &body, self.head, spec).map_err(|refused| {
+                let mut parsed = vllm::parse(self.api, &body, self.head, seat).map_err(|refused| {
                     if let Some(remote) = refused.remote.filter(|_| spec.role != Role::Whole) {
                         self.node.release(&remote);
                     }
                     refused.refusal
                 })?;
-                (parsed.wish, parsed.asks, parsed.return_token_ids)
+                let asks = std::mem::take(&mut parsed.asks);
+                (parsed, asks)
+            }
+            Dialect::Trtllm => {
+                let mut parsed = trtllm::parse(self.api, &body, self.head, seat)?;
+                let asks = std::mem::take(&mut parsed.asks);
+                self.refuse_known(&asks)?;
+                (parsed, asks)
             }
             Dialect::Sglang => {
                 let parsed = sglang::parse(self.api, &body, self.head, spec)?;
-                (parsed.wish, parsed.asks, false)
+                let none = Vec::new();
+                (
+                    vllm::Parsed {
+                        wish: parsed.wish,
+                        asks: none,
+                        return_token_ids: false,
+                        unfinished: false,
+                    },
+                    parsed.asks,
+                )
             }
         };
         if fault.is_some_and(|fault| fault.kind == Kind::NullParams) {
             for ask in &mut asks {
-                ask.part = crate::engine::sequence::Part::Local;
+                ask.part = Part::Local;
             }
         }
         if self.node.look(|engine| engine.queued() + asks.len() > spec.max_waiting) {
@@ -245,15 +263,30 @@ impl Call<'_> {
         let teller = Teller {
             dialect: spec.dialect,
             connector: spec.connector,
-            wish,
+            wish: parsed.wish,
             created: clock::unix_seconds(),
             fingerprint: self.node.look(|engine| engine.id().chars().take(8).collect()),
-            host: self.server.seat.host.to_string(),
-            port: self.server.seat.side_port,
-            return_token_ids,
+            host: seat.host.to_string(),
+            port: seat.side_port,
+            handshake: seat.handshake_port,
+            unfinished: parsed.unfinished,
+            return_token_ids: parsed.return_token_ids,
             knows_prompt: !(spec.dialect == Dialect::Sglang && spec.role == Role::Decode),
         };
         Ok((teller, self.node.submit(asks)))
+    }
+
+    /// An id of TensorRT-LLM's is good for one request.
+    fn refuse_known(&self, asks: &[Ask]) -> Result<(), Refusal> {
+        for ask in asks {
+            if let Part::Give(give) = &ask.part
+                && self.node.look(|engine| engine.knows_transfer(&give.transfer))
+            {
+                let message = format!("disagg_request_id {} is in use, or was", give.transfer);
+                return Err(Refusal::bad(message, None));
+            }
+        }
+        Ok(())
     }
 
     async fn plain(&self, teller: Teller, work: Work, breaks: Option<Break>, open: Open) -> Response<Body> {
@@ -292,7 +325,8 @@ impl Call<'_> {
             (Dialect::Sglang, Api::Messages) if !refusal.schema => Shape::SglangMessages,
             (Dialect::Vllm, _) => Shape::Vllm,
             (Dialect::Sglang, Api::Generate) => Shape::SglangNative,
-            (Dialect::Sglang, _) => Shape::SglangFlat,
+            (Dialect::Trtllm, _) if refusal.schema => Shape::TrtSchema,
+            (Dialect::Sglang | Dialect::Trtllm, _) => Shape::SglangFlat,
         };
         respond(refusal.status, "application/json", refusal.body(shape))
     }
@@ -301,8 +335,10 @@ impl Call<'_> {
 /// Puts something else where the hand-off's parameters are.
 fn replace_params(body: &str, garbage: &str) -> String {
     let Ok(mut value) = serde_json::from_str::<Value>(body) else { return body.into() };
-    if let Some(params) = value.get_mut("kv_transfer_params") {
-        *params = serde_json::from_str(garbage).unwrap_or_else(|_| garbage.into());
+    for place in ["/kv_transfer_params", "/choices/0/disaggregated_params"] {
+        if let Some(params) = value.pointer_mut(place) {
+            *params = serde_json::from_str(garbage).unwrap_or_else(|_| garbage.into());
+        }
     }
     value.to_string()
 }

@@ -15,7 +15,7 @@ use crate::serve::json::Members;
 use crate::serve::node::Node;
 use crate::serve::refusal::{Refusal, Shape};
 use crate::serve::server::{Seat, Server};
-use crate::serve::{sglang, vllm, wish};
+use crate::serve::{sglang, trtllm, vllm, wish};
 
 /// Method, path and query.
 type Line<'a> = (&'a Method, &'a str, Option<&'a str>);
@@ -31,6 +31,8 @@ pub(crate) async fn answer(
     let (method, path, _) = line;
     match (seat.spec.dialect, method.as_str(), path) {
         (_, "GET", "/v1/models") => json_answer(&models(&seat.spec)),
+        (Dialect::Trtllm, "GET", "/version") => json_answer(&json!({"version": trtllm::VERSION})),
+        (Dialect::Trtllm, "GET", "/server_info") => json_answer(&context_info(seat)),
         (Dialect::Vllm, "GET", "/version") => json_answer(&json!({"version": vllm::VERSION})),
         (Dialect::Vllm, "GET", "/load") => {
             json_answer(&json!({"server_load": server.open.load(std::sync::atomic::Ordering::Relaxed)}))
@@ -100,6 +102,18 @@ fn server_info(seat: &Seat, node: &Node) -> Value {
         "internal_states": [{"last_gen_throughput": 0.0, "running": node.look(crate::engine::Engine::batched)}],
         "version": sglang::VERSION,
     })
+}
+
+/// Where a context server's KV can be fetched. A generation server says nothing of the kind.
+fn context_info(seat: &Seat) -> Value {
+    let params = match seat.spec.role {
+        Role::Prefill => {
+            let endpoint = format!("tcp://{}:{}", seat.host, seat.side_port);
+            json!({"ctx_dp_rank": 0, "ctx_info_endpoint": [endpoint]})
+        }
+        Role::Decode | Role::Whole => json!({}),
+    };
+    json!({"disaggregated_params": params})
 }
 
 fn model_info(spec: &EngineSpec) -> Value {

@@ -20,6 +20,8 @@ pub(crate) fn write(server: &Arc<Server>, node: &Arc<Node>) -> String {
     node.look(|engine| match spec.dialect {
         Dialect::Vllm => vllm(engine),
         Dialect::Sglang => sglang(engine, refused),
+        // A list of iterations, which this engine does not tell.
+        Dialect::Trtllm => "[]".into(),
     })
 }
 

@@ -14,6 +14,8 @@ pub enum Shape {
     Vllm,
     /// `{"object":"error",...}`.
     SglangFlat,
+    /// TensorRT-LLM, of a request that its schema refuses: `{"error":"..."}`.
+    TrtSchema,
     /// `/generate`: `{"error":{"message":...}}` for 400, `{"detail":...}` otherwise.
     SglangNative,
     /// `/v1/messages` and below: `{"type":"error","error":{...}}`. vLLM keeps its own names of kinds.
@@ -56,7 +58,7 @@ impl Refusal {
     pub fn schema(dialect: Dialect, member: &str, problem: &Problem<'_>) -> Self {
         let Problem { kind, text, input } = problem;
         let (message, param) = match dialect {
-            Dialect::Vllm => (
+            Dialect::Vllm | Dialect::Trtllm => (
                 format!(
                     "1 validation error:\n  {{'type': '{kind}', 'loc': 'body.{member}', 'msg': '{text}', 'input': {input}}}"
                 ),
@@ -107,6 +109,7 @@ impl Refusal {
                     r#"{{"object":"error","message":{message},"type":{kind},"param":{param},"code":{code}}}"#
                 )
             }
+            Shape::TrtSchema => format!(r#"{{"error":{message}}}"#),
             Shape::VllmMessages => {
                 format!(r#"{{"type":"error","error":{{"type":{kind},"message":{message}}}}}"#)
             }
@@ -124,7 +127,7 @@ impl Refusal {
     pub fn event(&self, dialect: Dialect) -> String {
         let (message, code) = (quote(&self.message), self.status);
         match dialect {
-            Dialect::Vllm => {
+            Dialect::Vllm | Dialect::Trtllm => {
                 let kind = quote(self.kind);
                 format!(
                     "data: {{\"error\": {{\"message\": {message}, \"type\": {kind}, \"param\": null, \"code\": {code}}}}}\n\n"

@@ -76,6 +76,7 @@ pub(crate) enum JoinAnswer {
 pub(crate) struct TakeCall {
     pub engine: Option<String>,
     pub transfer: String,
+    pub from: Option<PeerAddr>,
 }
 
 /// Its answer.
@@ -169,8 +170,8 @@ async fn exchange(node: &Arc<Node>, to: &PeerAddr, call: &Call) -> Result<Option
                 JoinAnswer::Failed { why } => Answer::RoomFailed { ticket, why },
             }))
         }
-        Call::Take { ticket, engine, transfer } => {
-            Ok(Some(match post(to, "/sim/transfers/take", &TakeCall { engine, transfer }).await? {
+        Call::Take { ticket, engine, transfer, from } => {
+            Ok(Some(match post(to, "/sim/transfers/take", &TakeCall { engine, transfer, from }).await? {
                 TakeAnswer::Kv { content } => Answer::Kv { ticket, content },
                 TakeAnswer::NoBlocks(why) => Answer::NoBlocks { ticket, why },
             }))

@@ -33,15 +33,24 @@ pub struct Seat {
     pub port: u16,
     /// SGLang or Mooncake prefill: the bootstrap server's port.
     pub bootstrap_port: u16,
-    /// vLLM with a connector: the NIXL side channel's port.
+    /// The side channel's port: NIXL's, MoRI-IO's for notices, TensorRT-LLM's of a context server.
     pub side_port: u16,
+    /// MoRI-IO's port for handshakes.
+    pub handshake_port: u16,
 }
 
 impl Seat {
     /// On 127.0.0.1, any ports.
     #[must_use]
     pub fn new(spec: EngineSpec) -> Self {
-        Self { spec, host: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0, bootstrap_port: 0, side_port: 0 }
+        Self {
+            spec,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            bootstrap_port: 0,
+            side_port: 0,
+            handshake_port: 0,
+        }
     }
 
     fn has_bootstrap(&self) -> bool {
@@ -49,7 +58,20 @@ impl Seat {
     }
 
     fn has_side_channel(&self) -> bool {
-        self.spec.kind() == Kind::Vllm && self.spec.role != Role::Whole
+        match self.spec.kind() {
+            Kind::Vllm | Kind::MoriioRead | Kind::MoriioWrite => self.spec.role != Role::Whole,
+            Kind::Trtllm => self.spec.role == Role::Prefill,
+            Kind::Mooncake | Kind::Sglang => false,
+        }
+    }
+
+    fn shakes_hands(&self) -> bool {
+        matches!(self.spec.kind(), Kind::MoriioRead | Kind::MoriioWrite) && self.spec.role != Role::Whole
+    }
+
+    /// Where its side channel listens.
+    pub(crate) fn side(&self) -> PeerAddr {
+        PeerAddr::new(&self.host.to_string(), self.side_port)
     }
 }
 
@@ -89,6 +111,7 @@ struct Sockets {
     http: TcpListener,
     bootstrap: Option<TcpListener>,
     side: Option<TcpListener>,
+    handshake: Option<TcpListener>,
 }
 
 impl EngineHandle {
@@ -101,6 +124,7 @@ impl EngineHandle {
         seat.port = sockets.http.local_addr()?.port();
         seat.bootstrap_port = port_of(sockets.bootstrap.as_ref())?;
         seat.side_port = port_of(sockets.side.as_ref())?;
+        seat.handshake_port = port_of(sockets.handshake.as_ref())?;
         let server = Arc::new(Server {
             seat,
             fabric,
@@ -143,6 +167,18 @@ impl EngineHandle {
     #[must_use]
     pub fn bootstrap_port(&self) -> Option<u16> {
         Some(self.server.seat.bootstrap_port).filter(|port| *port != 0)
+    }
+
+    /// Port of the side channel, on an engine that has one.
+    #[must_use]
+    pub fn side_port(&self) -> Option<u16> {
+        Some(self.server.seat.side_port).filter(|port| *port != 0)
+    }
+
+    /// Port for handshakes, on an engine with MoRI-IO.
+    #[must_use]
+    pub fn handshake_port(&self) -> Option<u16> {
+        Some(self.server.seat.handshake_port).filter(|port| *port != 0)
     }
 
     /// The engine id of the present life; `None` while it is down.
@@ -203,6 +239,7 @@ impl Sockets {
             http: TcpListener::bind((seat.host, seat.port)).await?,
             bootstrap: bind(seat.has_bootstrap(), seat.bootstrap_port).await?,
             side: bind(seat.has_side_channel(), seat.side_port).await?,
+            handshake: bind(seat.shakes_hands(), seat.handshake_port).await?,
         })
     }
 }
@@ -214,15 +251,18 @@ impl Server {
 
     /// Begins a life.
     fn live(self: &Arc<Self>, sockets: Sockets) {
-        let id = uuid::Uuid::new_v4().to_string();
-        let engine = Engine::new(self.seat.spec.clone(), id);
         let host = self.seat.host.to_string();
+        // MoRI-IO's id is where it listens, in every life.
+        let id = match self.seat.handshake_port {
+            0 => uuid::Uuid::new_v4().to_string(),
+            port => format!("{host}:{port}"),
+        };
+        let engine = Engine::new(self.seat.spec.clone(), id);
         let loopback = self.seat.host.is_loopback();
         let node = Node::new(engine, self.fabric.clone(), self.ended.clone(), loopback);
-        if let Some(port) = Some(self.seat.side_port).filter(|port| *port != 0) {
-            self.fabric.listen(PeerAddr::new(&host, port), &node);
-        }
-        if let Some(port) = Some(self.seat.bootstrap_port).filter(|port| *port != 0) {
+        let seat = &self.seat;
+        let ports = [seat.side_port, seat.bootstrap_port, seat.handshake_port];
+        for port in ports.into_iter().filter(|port| *port != 0) {
             self.fabric.listen(PeerAddr::new(&host, port), &node);
         }
         let (orders, listen) = watch::channel(Orders::default());
@@ -246,7 +286,8 @@ impl Server {
                 }
             })));
         }
-        if let Some(listener) = sockets.side {
+        for listener in [sockets.side, sockets.handshake].into_iter().flatten() {
+            let door = door.clone();
             tasks.push(tokio::spawn(accept(listener, listen.clone(), move |stream, orders| {
                 let door = door.clone();
                 async move {
@@ -264,7 +305,9 @@ impl Server {
             }
             if let Some(server) = watched.upgrade() {
                 server.deaths.fetch_add(1, Ordering::Relaxed);
-                server.end_life(Orders { finish: true, ..Orders::default() }).await;
+                // TensorRT-LLM's process ends itself, and nobody gets an answer any more.
+                let kill = server.seat.spec.kind() == Kind::Trtllm;
+                server.end_life(Orders { finish: !kill, kill, ..Orders::default() }).await;
             }
         });
         *lock(&self.life) = Some(Life { node, orders, tasks });

@@ -59,7 +59,7 @@ impl Front {
     pub async fn any_bootstrap(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
         match self.shared.seat.spec.dialect {
             Dialect::Vllm => self.mooncake(request).await,
-            Dialect::Sglang => self.bootstrap(request).await,
+            Dialect::Sglang | Dialect::Trtllm => self.bootstrap(request).await,
         }
     }
 
@@ -109,9 +109,9 @@ impl Front {
     }
 
     async fn take(&self, call: Option<TakeCall>) -> Response<Body> {
-        let Some(TakeCall { engine, transfer }) = call else { return text(400, "not a take") };
+        let Some(TakeCall { engine, transfer, from }) = call else { return text(400, "not a take") };
         let caller = Caller::new(&self.shared, None);
-        match caller.ask(Call::Take { ticket: CALLER, engine, transfer }).await {
+        match caller.ask(Call::Take { ticket: CALLER, engine, transfer, from }).await {
             Some(Answer::Kv { content, .. }) => answer(&TakeAnswer::Kv { content }, 200),
             Some(Answer::NoBlocks { why, .. }) => answer(&TakeAnswer::NoBlocks(why), 200),
             _ => text(503, "no answer"),
@@ -126,7 +126,7 @@ impl Front {
         })
     }
 
-    /// A vLLM engine's side channel.
+    /// A side channel: vLLM's with NIXL or MoRI-IO, or a context server's of TensorRT-LLM.
     pub async fn side_channel(self, request: Request<Incoming>) -> Result<Response<Body>, BreakOff> {
         let (head, body) = request.into_parts();
         Ok(match head.uri.path() {
@@ -136,6 +136,7 @@ impl Front {
                 engine: call.engine,
                 requests: call.requests,
             }),
+            "/sim/transfers/take" => self.take(read(body).await?).await,
             _ => text(404, "no such call"),
         })
     }

@@ -227,6 +227,11 @@ impl Tell {
     }
 
     async fn fail(&mut self, refusal: &Refusal) -> Result<(), Over> {
+        if self.teller.dialect == Dialect::Trtllm {
+            // What writes the stream dies of it, and the connection goes.
+            let _ = self.frames.send(Err(BreakOff)).await;
+            return Err(Over);
+        }
         for event in self.teller.error(refusal) {
             self.send(event).await?;
         }

@@ -12,6 +12,7 @@ use crate::engine::spec::{Connector, Dialect, EngineSpec};
 use crate::serve::connector::{self, is_set};
 use crate::serve::json::Members;
 use crate::serve::refusal::{Problem, Refusal};
+use crate::serve::server::Seat;
 use crate::serve::wish::{Api, Choice, Documents, Limits, Wish, chat_prompt, read_prompts};
 use crate::text::Prompt;
 
@@ -25,6 +26,8 @@ pub struct Parsed {
     pub asks: Vec<Ask>,
     /// The answer names the prompt's token ids.
     pub return_token_ids: bool,
+    /// TensorRT-LLM: a context server stops before the answer does.
+    pub unfinished: bool,
 }
 
 /// A request that cannot. `remote` is the hand-off that the prefill side should be told to free.
@@ -42,11 +45,11 @@ impl From<Refusal> for Box<Refused> {
 
 /// The members that matter, with their schema checked.
 #[derive(Default)]
-struct Fields {
-    model: Option<String>,
+pub(super) struct Fields {
+    pub(super) model: Option<String>,
     max_tokens: Option<i64>,
     min_tokens: i64,
-    n: i64,
+    pub(super) n: i64,
     temperature: f64,
     stop: Vec<String>,
     stream: bool,
@@ -64,8 +67,9 @@ pub fn parse(
     api: Api,
     body: &Map<String, Value>,
     head: &HeaderMap,
-    spec: &EngineSpec,
+    seat: &Seat,
 ) -> Result<Parsed, Box<Refused>> {
+    let spec = &seat.spec;
     let members = Members { dialect: Dialect::Vllm, body };
     let fields = read_fields(api, &members)?;
     check_thinking(api, &fields, &members)?;
@@ -80,19 +84,16 @@ pub fn parse(
     for prompt in &prompts {
         check_length(api, &fields, prompt.len(), spec).map_err(refuse)?;
     }
-    let wish = make_wish(
-        api,
-        fields,
-        Input { prompts, listed, documents, id: request_id(api, &members, head) },
-        spec,
-    );
+    let id = request_id(api, &members, head);
+    let wish = make_wish(api, fields, Input { prompts, listed, documents, id }, spec);
     let (wish, kv, return_token_ids) = wish;
-    let part = connector::part(kv.as_ref(), spec, rank);
+    let told = connector::Told { rank, id: &wish.id, side: seat.side() };
+    let part = connector::part(kv.as_ref(), spec, told);
     let asks = make_asks(&wish, &part);
-    Ok(Parsed { wish, asks, return_token_ids })
+    Ok(Parsed { wish, asks, return_token_ids, unfinished: false })
 }
 
-fn read_fields(api: Api, members: &Members<'_>) -> Result<Fields, Refusal> {
+pub(super) fn read_fields(api: Api, members: &Members<'_>) -> Result<Fields, Refusal> {
     if api == Api::Rerank {
         let model = members.text("model")?.map(str::to_owned);
         return Ok(Fields { model, max_tokens: Some(1), n: 1, ..Fields::default() });
@@ -140,7 +141,7 @@ fn check_thinking(api: Api, fields: &Fields, members: &Members<'_>) -> Result<()
     Ok(())
 }
 
-fn read_input(api: Api, members: &Members<'_>) -> Result<Read, Refusal> {
+pub(super) fn read_input(api: Api, members: &Members<'_>) -> Result<Read, Refusal> {
     let prompt = match api {
         Api::Completions | Api::Generate => {
             let (prompts, listed) = read_prompts(members, "prompt")?;
@@ -196,7 +197,7 @@ fn forwarded_ids(kv: &Map<String, Value>) -> Option<Vec<u32>> {
     ids.filter(|ids| !ids.is_empty())
 }
 
-fn check(fields: &Fields, spec: &EngineSpec) -> Result<(), Refusal> {
+pub(super) fn check(fields: &Fields, spec: &EngineSpec) -> Result<(), Refusal> {
     if fields.stream_options.is_some() && !fields.stream {
         let text = "Stream options can only be defined when `stream=True`. (parameter=stream_options)";
         return Err(Refusal::bad(text.into(), Some("stream_options")));
@@ -228,7 +229,7 @@ fn check(fields: &Fields, spec: &EngineSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_length(api: Api, fields: &Fields, prompt: u32, spec: &EngineSpec) -> Result<(), Refusal> {
+pub(super) fn check_length(api: Api, fields: &Fields, prompt: u32, spec: &EngineSpec) -> Result<(), Refusal> {
     let limit = spec.max_model_len;
     if prompt > limit || (prompt == limit && fields.max_tokens.is_none()) {
         let least = limit + 1;
@@ -275,7 +276,7 @@ fn max_tokens(api: Api, asked: Option<i64>, prompt: u32, spec: &EngineSpec) -> u
     }
 }
 
-fn request_id(api: Api, members: &Members<'_>, head: &HeaderMap) -> String {
+pub(super) fn request_id(api: Api, members: &Members<'_>, head: &HeaderMap) -> String {
     let given = head.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let given = given.or_else(|| members.body.get("request_id").and_then(Value::as_str).map(str::to_owned));
     let id = given.unwrap_or_else(|| format!("{:016x}", fastrand::u64(..)));
@@ -289,16 +290,16 @@ fn request_id(api: Api, members: &Members<'_>, head: &HeaderMap) -> String {
 }
 
 /// What a request reads, and its name.
-struct Input {
-    prompts: Vec<std::sync::Arc<Prompt>>,
-    listed: bool,
-    documents: Documents,
-    id: String,
+pub(super) struct Input {
+    pub prompts: Vec<std::sync::Arc<Prompt>>,
+    pub listed: bool,
+    pub documents: Documents,
+    pub id: String,
 }
 
 type Kv = Option<Map<String, Value>>;
 
-fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec) -> (Wish, Kv, bool) {
+pub(super) fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec) -> (Wish, Kv, bool) {
     let Input { prompts, listed, documents, id } = input;
     let n = u32::try_from(fields.n).unwrap_or(1);
     let mut choices = Vec::new();
@@ -330,7 +331,7 @@ fn make_wish(api: Api, fields: Fields, input: Input, spec: &EngineSpec) -> (Wish
     (wish, fields.kv, fields.return_token_ids)
 }
 
-fn make_asks(wish: &Wish, part: &Part) -> Vec<Ask> {
+pub(super) fn make_asks(wish: &Wish, part: &Part) -> Vec<Ask> {
     let n = usize::try_from(wish.n).unwrap_or(1).max(1);
     // Siblings share a hand-off; two requests never have one parent, even with one id.
     let parent = format!("{:016x}", fastrand::u64(..));

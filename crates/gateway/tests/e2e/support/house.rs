@@ -204,9 +204,19 @@ impl House {
         spec.kv_connector = match engine.spec().kind() {
             Kind::Vllm => Some("NixlConnector".into()),
             Kind::Mooncake => Some("MooncakeConnector".into()),
-            Kind::Sglang => None,
+            Kind::MoriioRead | Kind::MoriioWrite => Some("MoRIIOConnector".into()),
+            Kind::Sglang | Kind::Trtllm => None,
         };
         spec.kv_connector = spec.kv_connector.filter(|_| role != Role::Whole);
+        if engine.spec().kind() == Kind::Trtllm {
+            spec.engine = Some(baton_core::fleet::Engine::Trtllm);
+        }
+        let mode = if engine.spec().kind() == Kind::MoriioWrite { "write" } else { "read" };
+        if let Some((handshake, notify)) = engine.handshake_port().zip(engine.side_port()) {
+            let labels = [("moriio_handshake_port", handshake), ("moriio_notify_port", notify)];
+            spec.labels.extend(labels.map(|(name, port)| (name.to_owned(), port.to_string())));
+            spec.labels.insert("moriio_mode".into(), mode.into());
+        }
         spec
     }
 

@@ -74,7 +74,7 @@ pub(super) fn closing(teller: &Teller, ended: &[Ended]) -> Vec<String> {
 /// An engine's error in a stream. Neither engine writes `[DONE]` here.
 pub(super) fn error(dialect: Dialect, refusal: &Refusal) -> Vec<String> {
     let kind = match dialect {
-        Dialect::Vllm => "internal_error",
+        Dialect::Vllm | Dialect::Trtllm => "internal_error",
         Dialect::Sglang => anthropic_kind(refusal.status),
     };
     let message = quote(&refusal.message);

@@ -25,6 +25,7 @@ pub(super) fn completion(teller: &Teller, ended: &[Ended]) -> String {
                 prompt_ids(teller, choice)
             ),
             Dialect::Sglang => write!(out, r#""finish_reason":"{finish}","matched_stop":{matched}}}"#),
+            Dialect::Trtllm => push_trt_end(&mut out, teller, (index, end)),
         };
     }
     out.push(']');
@@ -39,6 +40,7 @@ pub(super) fn completion(teller: &Teller, ended: &[Ended]) -> String {
             );
         }
         Dialect::Sglang => push_sglang_tail(&mut out, teller, ended),
+        Dialect::Trtllm => push_trt_tail(&mut out, teller, ended),
     }
     out
 }
@@ -56,6 +58,13 @@ pub(super) fn chat(teller: &Teller, ended: &[Ended]) -> String {
                 out,
                 r#"{comma}{{"index":{index},"message":{{"role":"assistant","content":{text},"refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null}},"logprobs":{logprobs},"finish_reason":"{finish}","stop_reason":{matched},"token_ids":null,"routed_experts":null}}"#
             ),
+            Dialect::Trtllm => {
+                let _ = write!(
+                    out,
+                    r#"{comma}{{"index":{index},"message":{{"role":"assistant","content":{text}}},"logprobs":{logprobs},"#
+                );
+                push_trt_end(&mut out, teller, (index, end))
+            }
             Dialect::Sglang => write!(
                 out,
                 r#"{comma}{{"index":{index},"message":{{"role":"assistant","content":{text},"reasoning_content":null}},"logprobs":{logprobs},"finish_reason":"{finish}","matched_stop":{matched}}}"#
@@ -75,6 +84,7 @@ pub(super) fn chat(teller: &Teller, ended: &[Ended]) -> String {
             );
         }
         Dialect::Sglang => push_sglang_tail(&mut out, teller, ended),
+        Dialect::Trtllm => push_trt_tail(&mut out, teller, ended),
     }
     out
 }
@@ -84,7 +94,7 @@ pub(super) fn chat_opening(teller: &Teller) -> Vec<String> {
     let chunks = (0..teller.wish.choices.len()).map(|index| {
         let mut out = head(teller, "chat.completion.chunk");
         let _ = match teller.dialect {
-            Dialect::Vllm => write!(
+            Dialect::Vllm | Dialect::Trtllm => write!(
                 out,
                 r#"{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}],"prompt_token_ids":null,"prompt_text":null}}"#
             ),
@@ -113,7 +123,7 @@ pub(super) fn completion_token(
     let mut out = head(teller, "text_completion");
     let _ = write!(out, r#"{{"index":{index},"text":{},"logprobs":{logprobs},"#, quote(&text));
     let _ = match teller.dialect {
-        Dialect::Vllm => write!(
+        Dialect::Vllm | Dialect::Trtllm => write!(
             out,
             r#""finish_reason":{finish},"stop_reason":{matched},"prompt_token_ids":null,"token_ids":null}}]{}}}"#,
             last_mark(teller, ended)
@@ -137,7 +147,7 @@ pub(super) fn chat_token(
     let logprobs = chat_logprobs(teller, choice, at, at + 1);
     let (finish, matched) = finish_of(ended);
     let mut out = head(teller, "chat.completion.chunk");
-    if teller.dialect == Dialect::Vllm {
+    if teller.dialect != Dialect::Sglang {
         let stop = if ended.is_some() { format!(r#","stop_reason":{matched}"#) } else { String::new() };
         let _ = write!(
             out,
@@ -169,7 +179,7 @@ pub(super) fn closing(teller: &Teller, ended: &[Ended]) -> Vec<String> {
         let object = if teller.wish.api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
         let mut out = head(teller, object);
         let _ = match teller.dialect {
-            Dialect::Vllm => write!(
+            Dialect::Vllm | Dialect::Trtllm => write!(
                 out,
                 r#"],"usage":{},"system_fingerprint":{}}}"#,
                 vllm_usage(teller, ended, false),
@@ -244,6 +254,23 @@ fn push_sglang_tail(out: &mut String, teller: &Teller, ended: &[Ended]) {
         r#","usage":{},"metadata":{{"weight_version":"default","weight_versions":[{{"version":"default","start":0,"end":{last}}}]}}}}"#,
         sglang_usage(teller, ended)
     );
+}
+
+/// How a choice of TensorRT-LLM ends.
+fn push_trt_end(out: &mut String, teller: &Teller, (index, end): (usize, &Ended)) -> std::fmt::Result {
+    let (finish, matched) = (teller.reason(end), end.reason.matched());
+    let params = teller.context_params(index, end);
+    write!(out, r#""finish_reason":"{finish}","stop_reason":{matched},"disaggregated_params":{params}}}"#)
+}
+
+/// A context server tells which tokens it read.
+fn push_trt_tail(out: &mut String, teller: &Teller, ended: &[Ended]) {
+    let _ = write!(out, r#","usage":{}"#, vllm_usage(teller, ended, false));
+    if let Some((_, choice)) = ended.iter().zip(&teller.wish.choices).find(|(end, _)| end.handoff.is_some()) {
+        let ids = choice.prompt.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let _ = write!(out, r#","prompt_token_ids":[{ids}]"#);
+    }
+    out.push('}');
 }
 
 /// The tokens that log probabilities are told for: the prompt's own ones first when it is echoed.

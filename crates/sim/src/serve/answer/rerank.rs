@@ -15,7 +15,7 @@ pub(super) fn ranking(teller: &Teller, ended: &[Ended]) -> String {
     let rows = rows.join(",");
     match teller.dialect {
         Dialect::Sglang => format!("[{rows}]"),
-        Dialect::Vllm => {
+        Dialect::Vllm | Dialect::Trtllm => {
             let (prompt, _) = teller.counts(ended);
             format!(
                 r#"{{"id":{},"model":{},"usage":{{"prompt_tokens":{prompt},"total_tokens":{prompt}}},"results":[{rows}]}}"#,
@@ -30,7 +30,7 @@ fn row(teller: &Teller, index: usize, score: f64) -> String {
     let documents = &teller.wish.documents;
     let text = quote(documents.texts.get(index).map_or("", String::as_str));
     match teller.dialect {
-        Dialect::Vllm => {
+        Dialect::Vllm | Dialect::Trtllm => {
             format!(
                 r#"{{"index":{index},"document":{{"text":{text},"multi_modal":null}},"relevance_score":{score:?}}}"#
             )

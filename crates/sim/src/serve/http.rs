@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use serde_json::{Map, Value};
 
 use crate::clock;
-use crate::engine::sequence::{Ask, Part};
+use crate::engine::sequence::{Ask, Finish, Part};
 use crate::engine::spec::{Dialect, Role};
 use crate::serve::answer::Teller;
 use crate::serve::body::{Body, BreakOff};
@@ -291,6 +291,11 @@ impl Call<'_> {
 
     async fn plain(&self, teller: Teller, work: Work, breaks: Option<Break>, open: Open) -> Response<Body> {
         let parts = work.job.finished().await;
+        let died = parts.iter().any(|part| part.finish == Some(Finish::Dead));
+        if died && teller.dialect == Dialect::Trtllm {
+            // The process ends itself, and its connections with it.
+            std::future::pending::<()>().await;
+        }
         let ended: Result<Vec<answer::Ended>, Refusal> = parts
             .iter()
             .zip(&teller.wish.choices)

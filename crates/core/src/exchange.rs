@@ -20,6 +20,7 @@ pub use event::{Action, Actions, Event, Failure, Handed, Outcome};
 
 use course::NOWHERE;
 
+use crate::abort::{Class, Why};
 use crate::breaker::Verdict;
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
@@ -148,6 +149,9 @@ impl Exchange {
                 let heard = self.prefill != LegState::Sent;
                 let verdict =
                     if heard { fault.verdict(self.course.name(Leg::Decode)) } else { Verdict::Mute };
+                if let Some(silence) = fault.silence() {
+                    self.ask_abort(Why::Silence(silence), &mut todo);
+                }
                 self.end(Some(fault), Some((Leg::Decode, verdict)), &mut todo);
             }
             (_, Event::ClientGone) => self.end(None, None, &mut todo),
@@ -268,6 +272,12 @@ impl Exchange {
             return;
         }
         self.close(leg, fault.verdict(self.course.name(leg)), todo);
+        if leg == Leg::Prefill
+            && let Some(class) = Class::of(&fault)
+        {
+            let answering = self.decode == LegState::Head;
+            self.ask_abort(Why::Prefill { class, answering }, todo);
+        }
         // A decode that surely never saw the hand-off did not consume it either. One that may have seen it
         // is left alone: consuming twice reads blocks that may hold another prompt by now.
         if leg == Leg::Decode && delivered {
@@ -308,6 +318,12 @@ impl Exchange {
                 self.settle(Outcome::Cut, todo);
             }
             Some(fault) => self.fail(fault, todo),
+        }
+    }
+
+    fn ask_abort(&self, why: Why, todo: &mut Actions) {
+        if self.course.by_name && self.in_flight(Leg::Decode) {
+            todo.push(Action::AskAbort(why));
         }
     }
 
@@ -403,6 +419,7 @@ mod tests {
         prefill_abort: Abort::Cancel,
         release: true,
         reads_prefill: false,
+        by_name: false,
         answers: LegName::Decode,
     };
     pub(crate) const TOGETHER: Course = Course {
@@ -411,6 +428,7 @@ mod tests {
         prefill_abort: Abort::Cancel,
         release: false,
         reads_prefill: false,
+        by_name: false,
         answers: LegName::Decode,
     };
 

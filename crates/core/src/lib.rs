@@ -4,6 +4,7 @@
 //! ([`dice::Dice`]) are arguments, so that a decision can be replayed from its inputs alone.
 //! ARCHITECTURE.md says which module decides what.
 
+pub mod abort;
 pub mod admission;
 pub mod ask;
 pub mod body;

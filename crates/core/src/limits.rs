@@ -3,6 +3,7 @@
 //! Each has a unit in its name and a default here; the shell's config may change it. A limit that is
 //! reached is a [`crate::fault::Fault`] or a bounded background leg, never a growing buffer.
 
+use crate::abort::AbortRule;
 use crate::time::Duration;
 use crate::watchdog::Watchdog;
 
@@ -10,6 +11,7 @@ use crate::watchdog::Watchdog;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
     pub watchdog: Watchdog,
+    pub abort: AbortRule,
 }
 
 /// Limits of one exchange.

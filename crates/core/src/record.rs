@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use crate::abort::Class;
 use crate::ask::Api;
 use crate::exchange::Outcome;
 use crate::fault::{Fault, LegName};
@@ -80,6 +81,8 @@ pub struct Retried {
     pub wait: Duration,
     /// The leg that failed.
     pub leg: Option<LegName>,
+    /// How the prefill failed, if it was that one.
+    pub class: Option<Class>,
     pub prefill: Option<Arc<Worker>>,
     pub decode: Option<Arc<Worker>>,
 }
@@ -87,7 +90,8 @@ pub struct Retried {
 impl Retried {
     /// The attempt on these workers that `fault` ended.
     pub fn new(fault: &Fault, prefill: Option<Arc<Worker>>, decode: Option<Arc<Worker>>) -> Retried {
-        Retried { code: fault.code(), wait: Duration::ZERO, leg: fault.leg(), prefill, decode }
+        let class = Class::of(fault);
+        Retried { code: fault.code(), wait: Duration::ZERO, leg: fault.leg(), class, prefill, decode }
     }
 }
 
@@ -114,6 +118,8 @@ pub struct Record {
     pub fault_status: Option<u16>,
     /// The leg that failed.
     pub leg: Option<LegName>,
+    /// How the prefill failed, if it was that one.
+    pub class: Option<Class>,
     /// How the worker that answers fell silent, if that was it.
     pub silence: Option<Silence>,
     pub prefill: Option<Arc<Worker>>,
@@ -143,5 +149,6 @@ impl Record {
         self.leg = fault.leg();
         self.fault_status = Some(fault.status());
         self.silence = fault.silence();
+        self.class = Class::of(fault);
     }
 }

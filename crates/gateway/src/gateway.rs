@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use baton_core::abort::AbortRule;
 use baton_core::admission::AdmissionRule;
 use baton_core::body::BodyLimits;
 use baton_core::breaker::BreakerRule;
@@ -181,6 +182,10 @@ fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
                 first_response: config.timeouts.decode_first_response,
                 response: config.timeouts.decode_response,
                 stream_idle: config.timeouts.decode_stream_idle,
+            },
+            abort: AbortRule {
+                timeout: config.timeouts.decode_abort,
+                retry_delay: config.timeouts.decode_abort_retry_delay,
             },
         },
         body: BodyLimits { max_bytes: config.limits.max_payload_bytes.get(), ..BodyLimits::default() },

@@ -54,6 +54,9 @@ pub struct Course {
     /// client's answer begins only after that, whatever `start` says. MoRI-IO's concurrent WRITE (SMG page),
     /// TensorRT-LLM's `generation_first`.
     pub reads_prefill: bool,
+    /// The engine can be asked to drop a request by its name: a decode that is given up while it is stuck is
+    /// ([`crate::abort`]).
+    pub by_name: bool,
     /// What the answering leg is called: a worker that runs both phases, or a prefill that only reads its
     /// prompt, answers in the decode's place.
     pub answers: LegName,
@@ -84,5 +87,6 @@ pub(super) const NOWHERE: Course = Course {
     prefill_abort: Abort::Cancel,
     release: false,
     reads_prefill: false,
+    by_name: false,
     answers: LegName::Decode,
 };

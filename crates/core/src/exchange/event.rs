@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::course::{Course, Leg};
+use crate::abort::Why;
 use crate::breaker::Verdict;
 use crate::fault::Fault;
 use crate::time::Duration;
@@ -81,6 +82,8 @@ pub enum Action {
     Detach(Leg),
     /// Consume the handed-over KV by a throw-away decode in the background.
     Release,
+    /// Ask the decode's engine, by the request's name, to drop it: it is given up while it is stuck.
+    AskAbort(Why),
     /// What the leg says about its worker.
     Judge(Leg, Verdict),
     /// Give the leg's lease back.

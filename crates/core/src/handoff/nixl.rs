@@ -30,6 +30,7 @@ pub(super) const IN_TURN: Course = Course {
     prefill_abort: Abort::Cancel,
     release: true,
     reads_prefill: false,
+    by_name: false,
     answers: LegName::Decode,
 };
 

@@ -32,6 +32,7 @@ const TOGETHER: Course = Course {
     prefill_abort: Abort::Cancel,
     release: false,
     reads_prefill: false,
+    by_name: true,
     answers: LegName::Decode,
 };
 

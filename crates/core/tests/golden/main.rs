@@ -122,7 +122,8 @@ impl Told<'_> {
 }
 
 fn say(plan: &Plan) -> String {
-    let Course { order, start, prefill_abort, release, reads_prefill, answers } = plan.course;
+    let Course { order, start, prefill_abort, release, reads_prefill, answers, by_name } = plan.course;
+    assert!(by_name || plan.abort_rid.is_none(), "a name that nobody is told");
     let order = match (order, answers) {
         (Order::Single, LegName::Whole) => "one leg",
         (Order::Single, LegName::Prefill) => "prefill only",

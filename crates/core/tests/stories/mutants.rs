@@ -2,12 +2,14 @@
 //!
 //! A bug is a change to what a sound exchange answers, so that a rule that stops biting shows here.
 
+use baton_core::abort::Why;
 use baton_core::breaker::Verdict;
 use baton_core::exchange::{
     Abort, Action, Actions, Course, Event, Failure, Handed, Leg, Order, Outcome, Start,
 };
 use baton_core::fault::Fault;
 use baton_core::time::Duration;
+use baton_core::watchdog::Silence;
 
 use crate::walk::{
     DECODE_ONLY, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_READ, TOGETHER_TO_END, WHOLE, walk,
@@ -201,7 +203,7 @@ const ENDS: [Says; 14] = [
     ),
 ];
 
-const LEGS: [Says; 10] = [
+const LEGS: [Says; 12] = [
     (
         "leaves a leg running",
         |e, a| match e {
@@ -225,6 +227,21 @@ const LEGS: [Says; 10] = [
             _ => a,
         },
         "is not in flight",
+    ),
+    (
+        "forgets to ask the engine by name",
+        |_, a| without(a, |a| matches!(a, Action::AskAbort(_))),
+        "aborted by name 0 times",
+    ),
+    (
+        "asks the engine by name whenever a client leaves",
+        |e, a| match e {
+            Event::ClientGone if a.contains(&Action::Cancel(Leg::Decode)) => {
+                with(a, Action::AskAbort(Why::Silence(Silence::StreamIdle)), true)
+            }
+            _ => a,
+        },
+        "the engine takes no names",
     ),
     ("sends twice", |_, a| doubled(a, |a| matches!(a, Action::Send(_))), "is sent while Sent"),
     (

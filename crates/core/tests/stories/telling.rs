@@ -126,6 +126,7 @@ fn say(action: &Action) -> String {
         Action::Cancel(leg) => format!("cancel {}", name(leg)),
         Action::Detach(leg) => format!("detach {}", name(leg)),
         Action::Release => "release".to_owned(),
+        Action::AskAbort(why) => format!("abort by name ({})", why.as_str()),
         Action::Judge(leg, verdict) => {
             let verdict = match verdict {
                 Verdict::Good => "good",

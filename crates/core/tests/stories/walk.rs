@@ -107,7 +107,15 @@ impl Walk {
 }
 
 const fn course(order: Order, start: Start, prefill_abort: Abort, release: bool) -> Course {
-    Course { order, start, prefill_abort, release, reads_prefill: false, answers: LegName::Decode }
+    Course {
+        order,
+        start,
+        prefill_abort,
+        release,
+        reads_prefill: false,
+        by_name: false,
+        answers: LegName::Decode,
+    }
 }
 
 pub const DECODE_ONLY: Course = course(Order::Single, Start::DecodeHead, Abort::Cancel, false);
@@ -115,7 +123,8 @@ pub const WHOLE: Course = Course { answers: LegName::Whole, ..DECODE_ONLY };
 pub const PREFILL_ONLY: Course = Course { answers: LegName::Prefill, ..DECODE_ONLY };
 pub const IN_TURN: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, true);
 pub const IN_TURN_FREE: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, false);
-pub const TOGETHER: Course = course(Order::Together, Start::BothHeads, Abort::Cancel, false);
+pub const TOGETHER: Course =
+    Course { by_name: true, ..course(Order::Together, Start::BothHeads, Abort::Cancel, false) };
 pub const TOGETHER_TO_END: Course = course(Order::Together, Start::PrefillEnd, Abort::Cancel, false);
 pub const TOGETHER_READ: Course = Course { reads_prefill: true, ..TOGETHER_TO_END };
 

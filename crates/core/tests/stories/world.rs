@@ -214,6 +214,16 @@ impl World {
         self.is(Order::InTurn) || (self.is(Order::Together) && self.course.is_some_and(|c| c.reads_prefill))
     }
 
+    /// A decode that can be asked by name to drop the request is given up for what it did not do itself.
+    fn sticks(&self, event: &Event) -> bool {
+        let given_up = match event {
+            Event::Failed(f) => f.leg == Leg::Prefill,
+            Event::Answered(Handed::Dead(_)) | Event::Silent(_) => true,
+            _ => false,
+        };
+        given_up && self.fits(event) && self.in_flight(Leg::Decode) && self.course.is_some_and(|c| c.by_name)
+    }
+
     /// The event happens, and the exchange's answer to it is carried out.
     pub fn step(&mut self, subject: &mut Subject, event: &Event) -> Checked {
         let was = self.clone();
@@ -224,6 +234,10 @@ impl World {
             self.carry_out(action, event, &was)
                 .map_err(|why| format!("action {} of {actions:?}: {why}", i + 1))?;
         }
+        let asked = actions.iter().filter(|a| matches!(a, Action::AskAbort(_))).count();
+        must(asked == usize::from(was.sticks(event)), || {
+            format!("{actions:?}: aborted by name {asked} times")
+        })?;
         self.rest(event, &was).map_err(|why| format!("after {actions:?}: {why}"))?;
         let seen = (subject.exchange.is_done(), subject.exchange.attempt());
         must(seen == (self.settled.is_some(), self.attempts), || {

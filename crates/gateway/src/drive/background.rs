@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use baton_core::abort::Class;
 use baton_core::breaker::Verdict;
 use baton_core::exchange::Leg;
 use baton_core::fault::{Fault, LegName, read_refusal};
@@ -39,6 +40,14 @@ impl Drive {
         let counted = gateway.telemetry.background().detached();
         self.detached = Some(runtime.spawn(async move {
             let (end, verdict) = drained(io, name, limit).await;
+            let class = match end {
+                LegEnd::Done | LegEnd::Dropped => None,
+                LegEnd::Failed => Some(Class::Transport),
+                LegEnd::TimedOut => Some(Class::Timeout),
+            };
+            if let Some(class) = class {
+                gateway.telemetry.background().prefill_failed(class);
+            }
             let now = lane.clock.now();
             taken.seat.pulse.record(verdict, &gateway.rules.breaker, now);
             counted.ended(end);
@@ -84,7 +93,7 @@ impl Drive {
     }
 
     /// A place in the background, if there is one and the runtime still runs.
-    fn background(&self) -> Option<(tokio::runtime::Handle, OwnedSemaphorePermit)> {
+    pub(super) fn background(&self) -> Option<(tokio::runtime::Handle, OwnedSemaphorePermit)> {
         let runtime = tokio::runtime::Handle::try_current().ok()?;
         let place = self.gateway.background.clone().try_acquire_owned().ok()?;
         Some((runtime, place))

@@ -4,6 +4,7 @@
 //! one exchange is polled in the task of its client's connection: dropping the [`Drive`] is the client
 //! leaving, and ends or hands over every leg by the plan's rules.
 
+mod abort;
 mod background;
 pub mod fan;
 pub use background::sweep;
@@ -87,6 +88,7 @@ pub struct Drive {
     taken: [Option<Taken>; 2],
     legs: [Option<upstream::Leg>; 2],
     held: Option<Held>,
+    terms: Terms,
     watch: Watch,
     /// The prefill's leg where it lives on in the background, and when it ends there.
     detached: Option<JoinHandle<Instant>>,
@@ -123,6 +125,7 @@ impl Drive {
         Box::new(Drive {
             exchange,
             dice,
+            terms: entry.terms,
             watch: Watch::new(entry.terms.watchdog, entry.ask.stream),
             detached: None,
             ask: entry.ask,
@@ -197,6 +200,7 @@ impl Drive {
             Action::Cancel(leg) => self.close(leg),
             Action::Detach(leg) => self.detach(leg),
             Action::Release => self.release(),
+            Action::AskAbort(why) => self.ask_abort(why),
             Action::Judge(leg, verdict) => {
                 if let Some(taken) = &self.taken[leg as usize] {
                     taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton_core::fleet::Secret;
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -59,11 +59,21 @@ impl Target {
     /// # Errors
     /// As [`Target::get`].
     pub async fn send(&self, method: Method, path: &str) -> Result<Reply, Silence> {
-        let all = Box::pin(self.exchange(method, path));
+        self.within(method, path, String::new()).await
+    }
+
+    /// # Errors
+    /// As [`Target::get`].
+    pub async fn post(&self, path: &str, json: String) -> Result<Reply, Silence> {
+        self.within(Method::POST, path, json).await
+    }
+
+    async fn within(&self, method: Method, path: &str, json: String) -> Result<Reply, Silence> {
+        let all = Box::pin(self.exchange(method, path, json));
         tokio::time::timeout(self.timeout, all).await.unwrap_or(Err(Silence::Late(self.timeout)))
     }
 
-    async fn exchange(&self, method: Method, path: &str) -> Result<Reply, Silence> {
+    async fn exchange(&self, method: Method, path: &str, json: String) -> Result<Reply, Silence> {
         let unusable = |e: &dyn std::fmt::Display| Silence::Unusable(e.to_string());
         let uri: Uri = format!("{}{path}", self.url).parse().map_err(|e| unusable(&e))?;
         let host = uri.host().ok_or_else(|| unusable(&"the URL has no host"))?;
@@ -71,7 +81,7 @@ impl Target {
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let tcp = TcpStream::connect((bare, port)).await.map_err(|e| Silence::Refused(e.to_string()))?;
-        let request = self.request(method, &uri).map_err(|e| unusable(&e))?;
+        let request = self.request(method, &uri, json).map_err(|e| unusable(&e))?;
         if !tls {
             return converse(tcp, request).await;
         }
@@ -80,7 +90,7 @@ impl Target {
         converse(stream, request).await
     }
 
-    fn request(&self, method: Method, uri: &Uri) -> Result<Request<Empty<Bytes>>, http::Error> {
+    fn request(&self, method: Method, uri: &Uri, json: String) -> Result<Request<Full<Bytes>>, http::Error> {
         let path = uri.path_and_query().map_or("/", |p| p.as_str());
         let host = uri.authority().map_or("", |a| a.as_str());
         let mut request = Request::builder()
@@ -94,11 +104,14 @@ impl Target {
             bearer.set_sensitive(true);
             request = request.header(header::AUTHORIZATION, bearer);
         }
-        request.body(Empty::new())
+        if !json.is_empty() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        request.body(Full::new(Bytes::from(json)))
     }
 }
 
-async fn converse<S>(stream: S, request: Request<Empty<Bytes>>) -> Result<Reply, Silence>
+async fn converse<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Reply, Silence>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use baton_core::abort::{Asked, Class, Why};
+
 use super::families::Recorded;
 use super::family::Count;
 
@@ -36,24 +38,26 @@ impl LegEnd {
 }
 
 /// Counts what happens outside of exchanges. Cheap to clone and to use.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Background(Arc<Counts>);
 
-#[derive(Debug)]
 struct Counts {
     detached_now: AtomicU64,
     detached: [Count; 4],
     released: [Count; 4],
     resent: Count,
+    /// For what is rare enough to be looked up each time.
+    all: Arc<Recorded>,
 }
 
 impl Background {
-    pub(super) fn new(all: &Recorded) -> Background {
+    pub(super) fn new(all: &Arc<Recorded>) -> Background {
         Background(Arc::new(Counts {
             detached_now: AtomicU64::new(0),
             detached: LegEnd::ALL.map(|end| all.detached_ended.of([end.as_str()])),
             released: LegEnd::ALL.map(|end| all.releases.of([end.as_str()])),
             resent: all.resends.of(["http"]),
+            all: Arc::clone(all),
         }))
     }
 
@@ -68,6 +72,16 @@ impl Background {
         self.0.released[end as usize].one();
     }
 
+    /// An engine was asked by name to drop a request, or not.
+    pub fn asked(&self, result: Asked, why: Why) {
+        self.0.all.decode_aborts.of([result.as_str(), why.as_str()]).one();
+    }
+
+    /// A prefill leg failed whose request's answer had begun.
+    pub fn prefill_failed(&self, class: Class) {
+        self.0.all.prefill_failures.of([class.as_str(), "after_response"]).one();
+    }
+
     /// So many legs were sent once more because their reused connection had died before any response byte.
     pub fn resent(&self, times: u64) {
         self.0.resent.add(times);
@@ -80,7 +94,6 @@ impl Background {
 }
 
 /// A detached leg, as long as it lives. Dropped without [`DetachedLeg::ended`], it counts as dropped.
-#[derive(Debug)]
 #[must_use = "the leg counts as over when this is dropped"]
 pub struct DetachedLeg {
     counts: Arc<Counts>,

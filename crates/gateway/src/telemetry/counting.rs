@@ -8,6 +8,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use baton_core::abort::Class;
 use baton_core::exchange::Outcome;
 use baton_core::fault::LegName;
 use baton_core::fleet::{Fleet, Worker};
@@ -48,7 +49,7 @@ struct Kept {
 
 /// Counts records.
 pub struct Counting {
-    all: Recorded,
+    all: Arc<Recorded>,
     policies: Policies,
     kept: ArcSwap<Kept>,
     /// Held while the map is replaced, and while a series is looked up that goes into it.
@@ -60,7 +61,7 @@ pub struct Counting {
 }
 
 impl Counting {
-    pub fn new(all: Recorded, policies: Policies) -> Counting {
+    pub fn new(all: Arc<Recorded>, policies: Policies) -> Counting {
         let request_bytes = all.request_bytes.of([]);
         let answer_bytes = all.answer_bytes.of([]);
         let counting = Counting {
@@ -159,14 +160,16 @@ impl Counting {
     fn troubles(&self, series: Option<&ModelSeries>, model: &str, record: &Record) {
         let endpoint = record.api.map_or(OTHER, labels::endpoint);
         for (n, attempt) in record.retried.iter().enumerate() {
-            let Retried { code, wait, leg, prefill, decode } = attempt;
+            let Retried { code, wait, leg, class, prefill, decode } = attempt;
             self.legs(series, model, prefill.is_some(), [prefill, decode]);
             self.failed_leg(*leg, code, [prefill, decode]);
+            self.failed_prefill(*leg, *class);
             self.all.retries.of([labels::worker_type(*leg), endpoint]).one();
             self.all.retry_backoff.of([labels::attempt(n)]).took(*wait);
         }
         if let Some(code) = record.code.filter(|_| is_last_apart(record)) {
             self.failed_leg(record.leg, code, [&record.prefill, &record.decode]);
+            self.failed_prefill(record.leg, record.class);
             if let Some(phase) = record.silence {
                 self.all.decode_watchdog.of([phase.as_str()]).one();
             }
@@ -188,6 +191,12 @@ impl Counting {
         if let (Some(_), Some(worker)) = (leg, worker) {
             let mode = labels::connection_mode(worker);
             self.all.worker_errors.of([labels::worker_type(leg), mode, labels::error_type(code, leg)]).one();
+        }
+    }
+
+    fn failed_prefill(&self, leg: Option<LegName>, class: Option<Class>) {
+        if let (Some(LegName::Prefill), Some(class)) = (leg, class) {
+            self.all.prefill_failures.of([class.as_str(), "before_response"]).one();
         }
     }
 
@@ -266,7 +275,7 @@ mod tests {
         let registry = Registry::new();
         let all = Recorded::new(&Buckets { durations: vec![1.0], waits: vec![1.0] }, &registry).unwrap();
         let policies = Policies { prefill: "p", decode: "d", whole: "w" };
-        let counting = Counting { most: 3, ..Counting::new(all, policies) };
+        let counting = Counting { most: 3, ..Counting::new(Arc::new(all), policies) };
         for n in 0..40 {
             let record = Record { status: 200 + n % 8, ..Record::default() };
             counting.record(&record, || Arc::new(Fleet::new(PairingMode::Lenient)));

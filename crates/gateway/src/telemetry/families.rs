@@ -72,6 +72,11 @@ recorded! {
     /// Workers that owed output and fell silent, before the first piece of the answer or between two.
     decode_watchdog: Counters "gateway_pd_decode_watchdog_total" [phase], "requests", Aibrix;
 
+    /// Questions to decode engines to drop a request, after its prefill had failed in this way or the watchdog had barked; skipped_ results say why none was put.
+    decode_aborts: Counters "gateway_pd_decode_abort_total" [result, prefill_failure_class], "questions", Aibrix;
+    /// Prefill legs that failed, by how, before or after the client's answer had begun.
+    prefill_failures: Counters "gateway_pd_prefill_failure_total" [class, stage], "legs", Aibrix;
+
     /// How exchanges ended: served, failed, cut, client_gone.
     exchanges: Counters "baton_exchanges_total" [outcome], "requests", Baton;
     /// What became of hand-offs, by the decode's engine and the connector, empty where there is none.

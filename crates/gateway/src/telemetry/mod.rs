@@ -81,7 +81,7 @@ impl Telemetry {
         let Setup { duration_buckets, policies, fleet, live, log_drops } = setup;
         let durations = if duration_buckets.is_empty() { DURATIONS.to_vec() } else { duration_buckets };
         let registry = Registry::new();
-        let all = Recorded::new(&Buckets { durations, waits: WAITS.to_vec() }, &registry)?;
+        let all = Arc::new(Recorded::new(&Buckets { durations, waits: WAITS.to_vec() }, &registry)?);
         let background = Background::new(&all);
         Ok(Telemetry { registry, counting: Counting::new(all, policies), background, fleet, live, log_drops })
     }

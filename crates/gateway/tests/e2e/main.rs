@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
 
+mod aborts;
 mod admission;
 mod apis;
 mod cases;

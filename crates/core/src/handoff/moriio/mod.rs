@@ -35,6 +35,7 @@ const AT_ONCE: Course = Course {
     start: Start::PrefillEnd,
     release: false,
     reads_prefill: true,
+    by_name: false,
     ..IN_TURN
 };
 

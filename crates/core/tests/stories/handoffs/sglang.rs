@@ -51,9 +51,9 @@ fn the_prefill_refuses() {
     check(
         &["placed sglang", "prefill refuses 400"],
         expect![[r#"
-        placed sglang            -> send prefill, send decode
-        prefill refuses 400      -> judge prefill mute, free prefill, cancel decode, judge decode mute, free decode, fail 400 prefill_bad_request, settle failed
-    "#]],
+            placed sglang            -> send prefill, send decode
+            prefill refuses 400      -> judge prefill mute, free prefill, abort by name (http_status), cancel decode, judge decode mute, free decode, fail 400 prefill_bad_request, settle failed
+        "#]],
     );
 }
 
@@ -63,10 +63,10 @@ fn the_prefill_refuses_after_the_decodes_head() {
     check(
         &["placed sglang", "head decode", "prefill refuses 400"],
         expect![[r#"
-        placed sglang            -> send prefill, send decode
-        head decode              -> nothing
-        prefill refuses 400      -> judge prefill mute, free prefill, cancel decode, judge decode mute, free decode, fail 400 prefill_bad_request, settle failed
-    "#]],
+            placed sglang            -> send prefill, send decode
+            head decode              -> nothing
+            prefill refuses 400      -> judge prefill mute, free prefill, abort by name (http_status), cancel decode, judge decode mute, free decode, fail 400 prefill_bad_request, settle failed
+        "#]],
     );
 }
 
@@ -84,7 +84,7 @@ fn the_prefill_fails_and_another_pair_serves() {
         ],
         expect![[r#"
             placed sglang            -> send prefill, send decode
-            prefill refuses 503      -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, wait 50ms
+            prefill refuses 503      -> judge prefill bad, free prefill, abort by name (http_status), cancel decode, judge decode mute, free decode, wait 50ms
             resume                   -> place
             placed sglang            -> send prefill, send decode
             head prefill             -> nothing
@@ -99,10 +99,10 @@ fn the_prefill_dies_before_the_answer() {
     check(
         &["placed sglang", "head prefill", "prefill breaks off"],
         expect![[r#"
-        placed sglang            -> send prefill, send decode
-        head prefill             -> nothing
-        prefill breaks off       -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
-    "#]],
+            placed sglang            -> send prefill, send decode
+            head prefill             -> nothing
+            prefill breaks off       -> judge prefill bad, free prefill, abort by name (transport), cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
+        "#]],
     );
 }
 
@@ -315,11 +315,11 @@ fn with_log_probabilities_a_prefill_that_breaks_off_fails_the_request() {
     check(
         &["placed sglang-logprobs", "head prefill", "head decode", "prefill breaks off"],
         expect![[r#"
-        placed sglang-logprobs   -> send prefill, send decode
-        head prefill             -> nothing
-        head decode              -> nothing
-        prefill breaks off       -> judge prefill bad, free prefill, cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
-    "#]],
+            placed sglang-logprobs   -> send prefill, send decode
+            head prefill             -> nothing
+            head decode              -> nothing
+            prefill breaks off       -> judge prefill bad, free prefill, abort by name (transport), cancel decode, judge decode mute, free decode, fail 502 prefill_read_failed, settle failed
+        "#]],
     );
 }
 
@@ -341,9 +341,9 @@ fn a_plain_answers_refused_prefill_is_told() {
     check(
         &["placed sglang-plain", "head decode", "prefill refuses 404"],
         expect![[r#"
-        placed sglang-plain      -> send prefill, send decode
-        head decode              -> nothing
-        prefill refuses 404      -> judge prefill mute, free prefill, cancel decode, judge decode mute, free decode, fail 404 prefill_not_found, settle failed
-    "#]],
+            placed sglang-plain      -> send prefill, send decode
+            head decode              -> nothing
+            prefill refuses 404      -> judge prefill mute, free prefill, abort by name (http_status), cancel decode, judge decode mute, free decode, fail 404 prefill_not_found, settle failed
+        "#]],
     );
 }

@@ -47,11 +47,11 @@ fn both_legs_at_once_and_the_prefill_is_done() {
     check_retried(
         &["placed sglang", "head prefill", "ended prefill", "silent decode"],
         expect![[r#"
-        placed sglang            -> send prefill, send decode
-        head prefill             -> nothing
-        ended prefill            -> judge prefill good, free prefill
-        silent decode            -> cancel decode, judge decode bad, free decode, fail 504 pd_decode_watchdog, settle failed
-    "#]],
+            placed sglang            -> send prefill, send decode
+            head prefill             -> nothing
+            ended prefill            -> judge prefill good, free prefill
+            silent decode            -> abort by name (watchdog_first_response), cancel decode, judge decode bad, free decode, fail 504 pd_decode_watchdog, settle failed
+        "#]],
     );
 }
 
@@ -61,9 +61,9 @@ fn both_legs_at_once_and_the_prefill_is_silent_too() {
     check_retried(
         &["placed sglang", "silent decode"],
         expect![[r#"
-        placed sglang            -> send prefill, send decode
-        silent decode            -> cancel decode, judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, fail 504 pd_decode_watchdog, settle failed
-    "#]],
+            placed sglang            -> send prefill, send decode
+            silent decode            -> abort by name (watchdog_first_response), cancel decode, judge decode mute, free decode, cancel prefill, judge prefill mute, free prefill, fail 504 pd_decode_watchdog, settle failed
+        "#]],
     );
 }
 
@@ -72,11 +72,11 @@ fn both_legs_at_once_and_the_stream_stops() {
     check_retried(
         &["placed sglang", "head prefill", "head decode", "silent decode"],
         expect![[r#"
-        placed sglang            -> send prefill, send decode
-        head prefill             -> nothing
-        head decode              -> start, detach prefill
-        silent decode            -> cancel decode, judge decode bad, free decode, cut pd_decode_watchdog, settle cut
-    "#]],
+            placed sglang            -> send prefill, send decode
+            head prefill             -> nothing
+            head decode              -> start, detach prefill
+            silent decode            -> abort by name (watchdog_first_response), cancel decode, judge decode bad, free decode, cut pd_decode_watchdog, settle cut
+        "#]],
     );
 }
 

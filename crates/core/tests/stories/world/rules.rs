@@ -33,6 +33,10 @@ impl World {
                 self.kv = Kv::Released;
                 Ok(())
             }
+            Action::AskAbort(_) => {
+                must(self.course.is_some_and(|c| c.by_name), || "the engine takes no names".to_owned())?;
+                must(was.in_flight(Leg::Decode), || "there is no decode to abort".to_owned())
+            }
             Action::Judge(leg, verdict) => self.judge(*leg, *verdict, event, was),
             Action::Free(leg) => {
                 must(self.leased[*leg as usize], || format!("no lease of {leg:?} to give back"))?;

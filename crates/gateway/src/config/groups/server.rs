@@ -88,6 +88,12 @@ group! {
         /// Longest silence of a worker in the middle of a stream; 0 waits forever.
         decode_stream_idle: Option<Duration> = Some(Duration::from_secs(120)), SECS_OR_OFF,
             "decode-stream-idle-timeout-secs", NOTE.env("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT").lenient();
+        /// Longest time an SGLang decode may take to answer that it has dropped a request; 0: it is not asked to.
+        decode_abort: Option<Duration> = Some(Duration::from_secs(3)), SECS_OR_OFF,
+            "decode-abort-timeout-secs", NOTE.env("AIBRIX_DECODE_ABORT_TIMEOUT").lenient();
+        /// Pause after which it is asked once more, if a prefill failed; 0: once only.
+        decode_abort_retry_delay: Option<Duration> = Some(Duration::from_secs(2)), SECS_OR_OFF,
+            "decode-abort-retry-delay-secs", NOTE.env("AIBRIX_DECODE_ABORT_RETRY_DELAY").lenient();
         /// Longest time open requests may take to finish at shutdown.
         shutdown_grace: Duration = Duration::from_secs(180), SECS_OR_ZERO, "shutdown-grace-period-secs";
     }

@@ -1,5 +1,6 @@
 //! What one record adds, case by case.
 
+use baton_core::abort::{Asked, Class, Why};
 use baton_core::ask::Api;
 use baton_core::exchange::Outcome;
 use baton_core::fault::{Fault, LegName, Refusal};
@@ -7,6 +8,7 @@ use baton_core::fleet::{Engine, Role};
 use baton_core::record::{HandoffResult, Moments, Record, Retried};
 use baton_core::sse::Usage;
 use baton_core::time::{Duration, Instant};
+use baton_core::watchdog::Silence;
 use expect_test::expect;
 
 use super::{Stand, join};
@@ -78,6 +80,8 @@ pub fn everything(stand: &Stand) {
     record.blame(&lost);
     stand.telemetry.record(&record);
     stand.telemetry.record(&failed(&Fault::QueueFull { retry_after_s: 1 }));
+    stand.telemetry.background().prefill_failed(Class::Transport);
+    stand.telemetry.background().asked(Asked::Ok, Why::Silence(Silence::StreamIdle));
 }
 
 fn lines(diff: &str, family: &str) -> String {

@@ -26,8 +26,12 @@ const GAUGES: [&str; 5] = [
 ];
 
 /// Settings that make tests quick, where a test does not say otherwise.
-const QUICK: [(&str, &str); 3] =
-    [("--runtime-worker-threads", "1"), ("--retry-initial-backoff-ms", "1"), ("--retry-max-backoff-ms", "5")];
+const QUICK: [(&str, &str); 4] = [
+    ("--runtime-worker-threads", "1"),
+    ("--retry-initial-backoff-ms", "1"),
+    ("--retry-max-backoff-ms", "5"),
+    ("--decode-abort-retry-delay-secs", "0.01"),
+];
 
 /// A fault of the simulated engines, once, on whichever leg.
 pub fn fault(kind: FaultKind) -> Fault {

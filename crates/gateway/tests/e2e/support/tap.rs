@@ -129,6 +129,8 @@ pub struct Tap {
 struct Shared {
     engine: SocketAddr,
     seen: Mutex<Vec<Seen>>,
+    /// Requests to drop one, which go through.
+    aborts: Mutex<Vec<Seen>>,
     scripts: Mutex<VecDeque<Vec<Step>>>,
     always: Mutex<Option<Vec<Step>>>,
     open: AtomicUsize,
@@ -150,6 +152,7 @@ impl Tap {
         let shared = Arc::new(Shared {
             engine,
             seen: Mutex::default(),
+            aborts: Mutex::default(),
             scripts: Mutex::default(),
             always: Mutex::default(),
             open: AtomicUsize::new(0),
@@ -184,6 +187,11 @@ impl Tap {
 
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.seen.lock().unwrap().clone()
+    }
+
+    /// What the engine was asked to drop: the bodies.
+    pub fn aborts(&self) -> Vec<Value> {
+        self.shared.aborts.lock().unwrap().iter().map(Seen::json).collect()
     }
 
     pub fn count(&self) -> usize {
@@ -282,7 +290,9 @@ impl Wire {
         seen.gone = self.gone.clone();
         let generates = seen.headers.get("x-tap-get").is_none();
         let mut steps = vec![Step::Pass];
-        if generates {
+        if seen.path == "/abort_request" {
+            self.shared.aborts.lock().unwrap().push(seen);
+        } else if generates {
             let script = self.shared.scripts.lock().unwrap().pop_front();
             steps = script.or_else(|| self.shared.always.lock().unwrap().clone()).unwrap_or(steps);
             self.shared.seen.lock().unwrap().push(seen);

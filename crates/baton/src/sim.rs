@@ -138,7 +138,7 @@ struct ModelArgs {
     /// How long a prefill engine keeps KV that nobody comes for, in seconds before scaling [default: the connector's].
     #[arg(long, value_parser = not_negative, value_name = "SECS")]
     lease_secs: Option<f64>,
-    /// Data-parallel ranks of an engine with Mooncake.
+    /// Data-parallel ranks of an engine: SGLang, or vLLM with Mooncake.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N")]
     dp_size: u32,
     /// KV blocks of each engine.

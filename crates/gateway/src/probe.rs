@@ -260,5 +260,9 @@ async fn alive(worker: &Watched, checks: &Checks) -> Result<(), Silence> {
 }
 
 fn target(worker: &Watched, checks: &Checks) -> Target {
-    Target { url: worker.spec.url.clone(), api_key: worker.spec.api_key.clone(), timeout: checks.timeout }
+    Target {
+        url: worker.spec.base_url().to_owned(),
+        api_key: worker.spec.api_key.clone(),
+        timeout: checks.timeout,
+    }
 }

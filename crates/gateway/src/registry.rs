@@ -11,6 +11,7 @@
 //! answers mean.
 
 mod book;
+mod ranks;
 mod settings;
 mod spec;
 mod tally;
@@ -74,7 +75,7 @@ impl Registry {
             let mut joined = Vec::new();
             for spec in &self.0.settings.workers {
                 match book.join(spec.clone(), &self.0.settings) {
-                    Ok((_, change)) => joined.push(change),
+                    Ok((_, changes)) => joined.extend(changes),
                     Err(refused) => {
                         tracing::warn!(url = spec.url, %refused, "a configured worker is left out")
                     }
@@ -110,8 +111,7 @@ impl Registry {
             if book.waiting() >= self.0.settings.jobs_waiting {
                 return Err(Refused::Busy);
             }
-            let (id, change) = book.join(spec, &self.0.settings)?;
-            Ok((id, vec![change]))
+            book.join(spec, &self.0.settings)
         })?;
         tracing::info!(worker = id, url, "worker joined");
         self.watch_newcomers();
@@ -175,8 +175,9 @@ impl Registry {
         }
     }
 
-    /// The id of the worker with this id or this URL; one that is not draining comes first.
-    pub fn find(&self, id_or_url: &str) -> Option<String> {
+    /// The id of the worker with this id or this URL, or those of all ranks of the engine with this URL; those that are
+    /// not draining come first.
+    pub fn find(&self, id_or_url: &str) -> Vec<String> {
         self.book().find(id_or_url)
     }
 
@@ -249,12 +250,30 @@ impl Registry {
 
     /// What a worker said about itself, when it was registered as of `revision`.
     pub(crate) fn described(&self, slot: u32, revision: u64, facts: Facts) {
-        self.change(|book| Ok(((), book.described(slot, revision, facts)))).unwrap_or_default();
+        self.learn(slot, |book| book.described(slot, revision, facts));
     }
 
     /// What a worker says now of what a restart changes, when it was registered as of `revision`.
     pub(crate) fn retold(&self, slot: u32, revision: u64, change: impl FnOnce(&mut Facts)) {
-        self.change(|book| Ok(((), book.retold(slot, revision, change)))).unwrap_or_default();
+        self.learn(slot, |book| book.retold(slot, revision, change));
+    }
+
+    /// A worker said something: the fleet changes, and with `--dp-aware` perhaps the workers of its engine.
+    fn learn(&self, slot: u32, said: impl FnOnce(&mut Book) -> Vec<FleetChange>) {
+        let arranged = self.change(|book| {
+            let mut changes = said(book);
+            let (arranged, gone) = book.arrange(slot, &self.0.settings);
+            let split = !arranged.is_empty();
+            changes.extend(arranged);
+            Ok(((split, gone), changes))
+        });
+        let (split, gone) = arranged.unwrap_or_default();
+        if split {
+            self.watch_newcomers();
+        }
+        for id in gone {
+            self.remove(&id).unwrap_or_default();
+        }
     }
 
     /// A worker's new status. One that is draining stays so.

@@ -362,7 +362,7 @@ async fn a_worker_that_is_removed_drains_and_its_address_is_free_at_once() {
 
     let new = registry.add(Spec::new(fake.url(), Role::Whole)).unwrap();
     until_status(&registry, 1, Status::Ready).await;
-    assert_eq!(registry.find(&fake.url()), Some(new));
+    assert_eq!(registry.find(&fake.url()), [new]);
     assert_eq!(
         (worker(&registry, 0).seat.load.in_flight(), worker(&registry, 1).seat.load.in_flight()),
         (1, 0)
@@ -504,4 +504,36 @@ async fn a_flush_reaches_every_worker_and_names_those_that_did_not() {
     let reply = admin::flush_cache(&registry, Some("timeout=5")).await;
     assert_eq!(reply.status, 206);
     assert!(reply.body.contains(&b.url()) && reply.body.contains("partial_success"), "{}", reply.body);
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_with_other_ranks_has_as_many_workers() {
+    let fake = FakeWorker::start().await;
+    fake.models("sglang", "m");
+    let size = |n: u32| {
+        fake.page("/server_info", 200, &SGLANG.replace("\"dp_size\":1", &format!("\"dp_size\":{n}")))
+    };
+    size(2);
+    let registry = started(Settings { dp_aware: true, ..unhurried() });
+    let id = registry.add(Spec::new(fake.url(), Role::Decode)).unwrap();
+    let ranks = |n: u32| {
+        let expected: Vec<String> = (0..n).map(|rank| format!("{}@{rank}", fake.url())).collect();
+        until(&registry, "as many workers as ranks", move |list| {
+            let mut urls: Vec<String> = list.iter().map(|w| w.spec.url.clone()).collect();
+            urls.sort();
+            let well =
+                |w: &Listed| w.seat.pulse.status() == Status::Ready && w.seat.worker.engine == Engine::Sglang;
+            urls == expected && list.iter().all(well) && list.iter().all(|w| w.spec.dp_size == Some(n))
+        })
+    };
+    ranks(2).await;
+    assert_eq!(registry.find(&fake.url()).len(), 2);
+    assert_eq!(registry.list()[0].id, id, "the registered worker became the first rank");
+    for n in [3, 1] {
+        size(n);
+        registry.suspect(0);
+        ranks(n).await;
+        assert_eq!(registry.find(&format!("{}@0", fake.url())), [id.clone()]);
+    }
+    registry.shutdown();
 }

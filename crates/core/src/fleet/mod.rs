@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 pub use health::{Health, HealthRule, Status};
 pub use pairing::{Descriptor, Mismatch, PairingMode, mismatch, pairing_key};
-pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, host_of};
+pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, base_of, host_of};
 
 use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
 use crate::load::Load;

@@ -162,7 +162,7 @@ pub struct Pod {
 pub struct Worker {
     /// A UUID: the id in the worker API and in `x-baton-*` headers.
     pub id: String,
-    /// As registered, without a trailing slash.
+    /// As registered, without a trailing slash; of one rank of several, with `@` and its number.
     pub url: String,
     pub role: Role,
     pub engine: Engine,
@@ -218,6 +218,11 @@ impl Worker {
         }
     }
 
+    /// Where it is reached: the URL of its engine, whichever rank of it the worker is.
+    pub fn base_url(&self) -> &str {
+        base_of(&self.url, self.dp_rank)
+    }
+
     /// The connector that the worker was registered with, by its name or by AIBrix's label. `None`: with none.
     pub fn connector(&self) -> Option<Connector> {
         let named = self.kv_connector.as_deref().map(Connector::from_name);
@@ -250,6 +255,14 @@ impl Worker {
     }
 }
 
+/// Where a worker is reached: its URL without the `@rank` that tells the ranks of one engine apart (SMG 1.13).
+pub fn base_of(url: &str, rank: Option<u32>) -> &str {
+    match (url.rsplit_once('@'), rank) {
+        (Some((base, tail)), Some(rank)) if tail.parse() == Ok(rank) => base,
+        _ => url,
+    }
+}
+
 /// The host part of a URL, brackets of an IPv6 address included.
 pub fn host_of(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, r)| r);
@@ -274,6 +287,19 @@ mod tests {
             ("prefill:8000", "prefill"),
         ] {
             assert_eq!(host_of(url), host, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_rank_is_reached_at_its_engine() {
+        for (url, rank, base) in [
+            ("http://h:1@3", Some(3), "http://h:1"),
+            ("http://h:1/v@0", Some(0), "http://h:1/v"),
+            ("http://h:1", Some(0), "http://h:1"),
+            ("http://h:1/a@2", None, "http://h:1/a@2"),
+            ("http://h:1/a@2", Some(1), "http://h:1/a@2"),
+        ] {
+            assert_eq!(base_of(url, rank), base, "{url} {rank:?}");
         }
     }
 

@@ -337,7 +337,7 @@ pub fn name_workers(headers: &mut HeaderMap, record: &Record) {
     if let Some(decode) = &record.decode {
         set(DECODE, &decode.id);
         if let Some(pod) = &decode.pod {
-            let port = decode.url.rsplit(':').next().unwrap_or("");
+            let port = decode.base_url().rsplit(':').next().unwrap_or("");
             set(POD, &pod.name);
             set(POD_IP, &format!("{}:{port}", pod.ip));
         }

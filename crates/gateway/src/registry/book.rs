@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use super::ranks;
 use super::settings::{Settings, WORKERS_MAX};
 use super::spec::{HealthSpec, Spec};
 use crate::probe::Facts;
@@ -96,23 +97,28 @@ pub(crate) struct Bell {
     pub suspected: AtomicBool,
 }
 
-struct Entry {
-    id: String,
-    spec: Arc<Spec>,
+pub(super) struct Entry {
+    pub(super) id: String,
+    pub(super) spec: Arc<Spec>,
     revision: u64,
-    facts: Option<Arc<Facts>>,
+    pub(super) facts: Option<Arc<Facts>>,
+    /// The number of its ranks was found out, and not told by the operator.
+    pub(super) found_ranks: bool,
     seat: Seat,
     job: Option<Job>,
-    draining: bool,
+    pub(super) draining: bool,
     bell: Arc<Bell>,
     task: Option<AbortHandle>,
     readmissions: Arc<AtomicU64>,
     asking: Arc<tokio::sync::Mutex<()>>,
 }
 
+/// The id of a worker that joined, the first if it is several, and what that changes in the fleet.
+pub(super) type Joined = (String, Vec<FleetChange>);
+
 #[derive(Default)]
 pub(super) struct Book {
-    entries: BTreeMap<u32, Entry>,
+    pub(super) entries: BTreeMap<u32, Entry>,
     next_slot: u32,
     runtime: Option<Handle>,
     closed: bool,
@@ -134,24 +140,44 @@ impl Book {
         }
     }
 
-    pub fn join(&mut self, mut spec: Spec, settings: &Settings) -> Result<(String, FleetChange), Refused> {
+    pub fn join(&mut self, mut spec: Spec, settings: &Settings) -> Result<Joined, Refused> {
         if self.closed {
             return Err(Refused::Closing);
         }
-        if let Some(e) = self.entries.values().find(|e| !e.draining && e.spec.url == spec.url) {
+        let there = |e: &&Entry| !e.draining && (e.spec.url == spec.url || e.spec.base_url() == spec.url);
+        if let Some(e) = self.entries.values().find(there) {
             let (url, id) = (spec.url, e.id.clone());
             return Err(match &e.job {
                 Some(job) if job.step != JobStep::Failed => Refused::Joining { url, id },
                 _ => Refused::Exists { url, id },
             });
         }
-        if self.entries.len() >= WORKERS_MAX || self.next_slot == u32::MAX {
+        spec.lift_labels();
+        let specs = ranks::specs(spec, settings.dp_aware);
+        if !self.has_room(specs.len()) {
             return Err(Refused::TooMany { limit: WORKERS_MAX });
         }
-        spec.lift_labels();
+        let (ids, changes): (Vec<String>, _) =
+            specs.into_iter().map(|spec| self.enter(spec, None, settings)).unzip();
+        Ok((ids.into_iter().next().unwrap_or_default(), changes))
+    }
+
+    pub(super) fn has_room(&self, more: usize) -> bool {
+        let slots = u32::try_from(more).ok().and_then(|more| self.next_slot.checked_add(more));
+        self.entries.len().saturating_add(more) <= WORKERS_MAX && slots.is_some()
+    }
+
+    /// A new entry, of which this much is known: a rank is what the engine's other ranks are. Whoever calls has seen
+    /// that there is room.
+    pub(super) fn enter(
+        &mut self,
+        spec: Spec,
+        facts: Option<Arc<Facts>>,
+        settings: &Settings,
+    ) -> (String, FleetChange) {
         let (slot, id) = (self.next_slot, uuid::Uuid::now_v7().to_string());
         self.next_slot += 1;
-        let seat = Seat::new(slot, spec.worker(&id, None));
+        let seat = Seat::new(slot, spec.worker(&id, facts.as_deref()));
         if spec.checks(&settings.checks).disabled {
             seat.pulse.set_status(Status::Ready);
         }
@@ -162,7 +188,8 @@ impl Book {
                 id: id.clone(),
                 spec: Arc::new(spec),
                 revision: 0,
-                facts: None,
+                found_ranks: facts.is_some(),
+                facts,
                 seat: seat.clone(),
                 job: Some(Job { step: JobStep::Pending, message: String::new(), at }),
                 draining: false,
@@ -172,7 +199,7 @@ impl Book {
                 asking: Arc::default(),
             },
         );
-        Ok((id, FleetChange::Join(seat)))
+        (id, FleetChange::Join(seat))
     }
 
     /// Workers that wait for the first look at them.
@@ -233,10 +260,16 @@ impl Book {
         Some(entry.id)
     }
 
-    pub fn find(&self, id_or_url: &str) -> Option<String> {
+    /// The worker with this id or URL, or all ranks of the engine with this URL; those that stay come first.
+    pub fn find(&self, id_or_url: &str) -> Vec<String> {
         let url = id_or_url.trim_end_matches('/');
         let hit = |e: &&Entry| e.id == id_or_url || e.spec.url == url;
-        self.entries.values().filter(hit).min_by_key(|e| e.draining).map(|e| e.id.clone())
+        if let Some(one) = self.entries.values().filter(hit).min_by_key(|e| e.draining) {
+            return vec![one.id.clone()];
+        }
+        let mut ranks: Vec<&Entry> = self.entries.values().filter(|e| e.spec.base_url() == url).collect();
+        ranks.sort_by_key(|e| (e.draining, e.spec.dp_rank));
+        ranks.iter().map(|e| e.id.clone()).collect()
     }
 
     pub fn list(&self, fleet: &Fleet) -> Vec<Listed> {
@@ -330,7 +363,7 @@ impl Entry {
         self.describe()
     }
 
-    fn describe(&self) -> FleetChange {
+    pub(super) fn describe(&self) -> FleetChange {
         let worker = self.spec.worker(&self.id, self.facts.as_deref());
         FleetChange::Describe { slot: self.seat.slot, worker: Box::new(worker) }
     }

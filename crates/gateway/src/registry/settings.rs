@@ -19,6 +19,8 @@ pub struct Settings {
     /// The workers known at start.
     pub workers: Vec<Spec>,
     pub pairing: PairingMode,
+    /// An engine with several data-parallel ranks becomes as many workers. SMG `--dp-aware`.
+    pub dp_aware: bool,
     pub checks: Checks,
     /// How long a worker that is being removed may finish its requests.
     pub drain_settle: Duration,
@@ -87,6 +89,7 @@ impl Settings {
                 config::PairingMode::Lenient => PairingMode::Lenient,
                 config::PairingMode::Strict => PairingMode::Strict,
             },
+            dp_aware: config.workers.dp_aware,
             checks: Checks::of(config),
             drain_settle: config.workers.drain_settle,
             jobs_at_once: config.limits.job_queue_concurrency.get(),

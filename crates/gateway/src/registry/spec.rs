@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use baton_core::fleet::{Engine, HealthRule, Pod, Role, Secret, Worker, host_of};
+use baton_core::fleet::{Engine, HealthRule, Pod, Role, Secret, Worker, base_of, host_of};
 
 use super::settings::Checks;
 use crate::probe::{Facts, Model};
@@ -102,6 +102,28 @@ impl Spec {
             kv_block_size: None,
             pairing_protocol: None,
             health: HealthSpec::default(),
+        }
+    }
+
+    /// Where the worker is reached.
+    pub fn base_url(&self) -> &str {
+        base_of(&self.url, self.dp_rank)
+    }
+
+    /// How many data-parallel ranks the operator says it has.
+    pub fn told_ranks(&self) -> Option<u32> {
+        self.dp_size.or_else(|| self.labels.get("dp_size")?.trim().parse().ok())
+    }
+
+    /// One rank of the engine at this address.
+    pub fn rank(&self, rank: u32, size: u32) -> Spec {
+        let base = self.base_url().to_owned();
+        Spec {
+            url: format!("{base}@{rank}"),
+            dp_base_url: Some(base),
+            dp_rank: Some(rank),
+            dp_size: Some(size),
+            ..self.clone()
         }
     }
 

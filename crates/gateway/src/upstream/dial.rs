@@ -40,7 +40,7 @@ impl Address {
     /// # Errors
     /// What is wrong with the worker's URL or key.
     pub fn of(worker: &Worker) -> Result<Address, Lost> {
-        let uri: http::Uri = worker.url.parse().map_err(Lost::before)?;
+        let uri: http::Uri = worker.base_url().parse().map_err(Lost::before)?;
         let https = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,

@@ -21,6 +21,7 @@ mod mooncake;
 mod moriio;
 mod odd;
 mod pairing;
+mod ranks;
 mod relay;
 mod reuse;
 mod serving;

@@ -132,7 +132,7 @@ pub struct EngineSpec {
     /// Means nothing where the dialect is not vLLM's.
     pub connector: Connector,
     pub role: Role,
-    /// Data-parallel ranks (Mooncake). They have engine ids of their own and share the blocks.
+    /// Data-parallel ranks (SGLang, Mooncake). They share the blocks; with Mooncake they have engine ids of their own.
     pub dp_size: u32,
     /// Served model name.
     pub model: String,

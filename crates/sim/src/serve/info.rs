@@ -96,7 +96,7 @@ fn server_info(seat: &Seat, node: &Node) -> Value {
         "host": seat.host.to_string(), "port": seat.port,
         "disaggregation_mode": mode(spec.role), "disaggregation_transfer_backend": "mooncake",
         "disaggregation_bootstrap_port": bootstrap, "disaggregation_decode_allocation_policy": "early",
-        "tp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": spec.block_size, "load_balance_method": "round_robin",
+        "tp_size": 1, "dp_size": spec.dp_size.max(1), "pp_size": 1, "page_size": spec.block_size, "load_balance_method": "round_robin",
         "max_total_num_tokens": tokens, "max_req_input_len": spec.max_model_len.saturating_sub(6),
         "context_length": spec.max_model_len, "max_running_requests": spec.max_running,
         "internal_states": [{"last_gen_throughput": 0.0, "running": node.look(crate::engine::Engine::batched)}],

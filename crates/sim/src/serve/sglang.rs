@@ -51,7 +51,7 @@ pub fn parse(
     spec: &EngineSpec,
 ) -> Result<Parsed, Refusal> {
     let members = Members { dialect: Dialect::Sglang, body };
-    check_rank(&members, head)?;
+    check_rank(&members, head, spec)?;
     let fields = if api == Api::Generate {
         native_fields(&members, spec)?
     } else {
@@ -76,8 +76,8 @@ pub fn parse(
     Ok(Parsed { wish, asks })
 }
 
-/// There is one data-parallel rank. The header is stronger than the body.
-fn check_rank(members: &Members<'_>, head: &HeaderMap) -> Result<(), Refusal> {
+/// The data-parallel rank must be there. The header is stronger than the body.
+fn check_rank(members: &Members<'_>, head: &HeaderMap, spec: &EngineSpec) -> Result<(), Refusal> {
     let rank = match head.get("x-data-parallel-rank").map(|rank| rank.to_str().unwrap_or("")) {
         Some(text) => Some(text.trim().parse::<i64>().map_err(|_| {
             let message = format!("Invalid X-Data-Parallel-Rank header: must be an integer, got '{text}'");
@@ -85,9 +85,10 @@ fn check_rank(members: &Members<'_>, head: &HeaderMap) -> Result<(), Refusal> {
         })?),
         None => members.int("routed_dp_rank")?.or(members.int("data_parallel_rank")?),
     };
+    let size = i64::from(spec.dp_size.max(1));
     match rank {
-        Some(rank) if rank != 0 => {
-            Err(Refusal::bad(format!("routed_dp_rank={rank} out of range [0, 1)"), None))
+        Some(rank) if !(0..size).contains(&rank) => {
+            Err(Refusal::bad(format!("routed_dp_rank={rank} out of range [0, {size})"), None))
         }
         _ => Ok(()),
     }

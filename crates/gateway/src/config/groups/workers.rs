@@ -27,11 +27,10 @@ group! {
         model_alias: Vec<(String, String)> = Vec::new(), PAIRS, "model-alias",
             NOTE.later("model aliases");
         /// One worker for each data-parallel rank.
-        dp_aware: bool = false, SWITCH, "dp-aware",
-            NOTE.later("data-parallel ranks: until then an engine with several ranks is one worker");
+        dp_aware: bool = false, SWITCH, "dp-aware";
         /// Send to the rank with the fewest tokens.
         dp_minimum_tokens_scheduler: bool = false, SWITCH, "dp-minimum-tokens-scheduler",
-            NOTE.later("data-parallel ranks");
+            NOTE.later("load reports from engines");
         /// Speak HTTP/2 to workers that can.
         upstream_http2: bool = false, SWITCH, "upstream-http2",
             NOTE.later("HTTP/2 to workers: until then HTTP/1.1 is spoken");

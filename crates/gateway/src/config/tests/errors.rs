@@ -238,11 +238,11 @@ fn what_has_no_effect_is_a_warning() {
         warnings("--pd-disaggregation --worker-urls http://a:1"),
         ["--worker-urls is ignored with --pd-disaggregation"]
     );
-    let from_env = load_with("", &[("BATON_DP_AWARE", "1")]).unwrap();
+    let from_env = load_with("", &[("BATON_UPSTREAM_HTTP2", "1")]).unwrap();
     assert!(
-        from_env.warnings()[0].starts_with("BATON_DP_AWARE has no effect yet"),
+        from_env.warnings()[0].starts_with("BATON_UPSTREAM_HTTP2 has no effect yet"),
         "{:?}",
         from_env.warnings()
     );
-    assert_eq!(from_env.sources.of("dp-aware"), Source::Environment("BATON_DP_AWARE".into()));
+    assert_eq!(from_env.sources.of("upstream-http2"), Source::Environment("BATON_UPSTREAM_HTTP2".into()));
 }

@@ -1,5 +1,7 @@
 //! Pages that workers write: what a worker says about itself, and what is asked of all of them.
 
+use std::collections::BTreeMap;
+
 use baton_core::fault::{Fault, LegName, Refusal, read_refusal};
 use baton_core::fleet::{Fleet, Seat, Status, Worker};
 use http::Method;
@@ -63,7 +65,10 @@ pub async fn flush_cache(registry: &Registry, query: Option<&str>) -> Reply {
     let path = query.map_or_else(|| "/flush_cache".to_owned(), |q| format!("/flush_cache?{q}"));
     let fleet = registry.load_full();
     let well = |s: &&std::sync::Arc<Seat>| s.pulse.status() == Status::Ready;
-    let workers: Vec<_> = fleet.seats().filter(well).map(|s| s.worker.clone()).collect();
+    // Ranks of one engine have one cache page.
+    let engines: BTreeMap<&str, _> =
+        fleet.seats().filter(well).map(|s| (s.worker.base_url(), s.worker.clone())).collect();
+    let workers: Vec<_> = engines.into_values().collect();
     let checks = &registry.settings().checks;
     let (mut flushed, mut failed) = (Vec::new(), Vec::new());
     let mut left = workers.iter();
@@ -74,7 +79,7 @@ pub async fn flush_cache(registry: &Registry, query: Option<&str>) -> Reply {
         }
         let mut asked = tokio::task::JoinSet::new();
         for worker in batch {
-            let (target, path, url) = (target(worker, checks), path.clone(), worker.url.clone());
+            let (target, path, url) = (target(worker, checks), path.clone(), worker.base_url().to_owned());
             asked.spawn(async move { (url, target.send(Method::POST, &path).await) });
         }
         while let Some(done) = asked.join_next().await {
@@ -114,5 +119,5 @@ fn flush_reply(flushed: Vec<String>, failed: Vec<Value>, asked: usize) -> Reply 
 }
 
 fn target(worker: &Worker, checks: &Checks) -> Target {
-    Target { url: worker.url.clone(), api_key: worker.api_key.clone(), timeout: checks.timeout }
+    Target { url: worker.base_url().to_owned(), api_key: worker.api_key.clone(), timeout: checks.timeout }
 }

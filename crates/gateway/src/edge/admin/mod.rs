@@ -85,18 +85,23 @@ fn one(registry: &Registry, method: &Method, key: &str, body: &Bytes) -> Result<
     if !allowed.contains(method) {
         return Err(Fault::MethodNotAllowed { allow: "GET, PUT, PATCH, DELETE" });
     }
-    let id = match find(registry, key) {
-        Ok(id) => id,
+    let ids = match find(registry, key) {
+        Ok(ids) => ids,
         Err(reply) => return Ok(reply),
     };
+    let first = ids.first().map_or("", String::as_str);
+    let each = |f: &dyn Fn(&str) -> Result<(), Refused>| ids.iter().try_for_each(|id| f(id)).map_err(refused);
     let done = match *method {
-        Method::PUT => read_spec(body).and_then(|spec| registry.replace(&id, spec).map_err(refused)),
-        Method::PATCH => read_patch(body).and_then(|patch| registry.patch(&id, patch).map_err(refused)),
-        Method::DELETE => registry.remove(&id).map_err(refused),
-        _ => return Ok(get(registry, &id)),
+        Method::PUT if registry.settings().dp_aware => Err(Reply::bad(
+            "With --dp-aware a worker cannot be described anew: PATCH it, or remove it and add it again",
+        )),
+        Method::PUT => read_spec(body).and_then(|spec| registry.replace(first, spec).map_err(refused)),
+        Method::PATCH => read_patch(body).and_then(|patch| each(&|id| registry.patch(id, patch.clone()))),
+        Method::DELETE => each(&|id| registry.remove(id)),
+        _ => return Ok(get(registry, first)),
     };
     let word = if *method == Method::DELETE { "removal" } else { "update" };
-    Ok(done.map_or_else(|refused| refused, |()| accepted(&id, word)))
+    Ok(done.map_or_else(|refused| refused, |()| accepted(first, word)))
 }
 
 fn list(registry: &Registry, query: Option<&str>) -> Reply {
@@ -136,11 +141,12 @@ fn accepted(id: &str, word: &str) -> Reply {
     Reply::json(202, &json!({"status": "accepted", "worker_id": id, "message": message}))
 }
 
-/// The worker with this id, or at this URL.
-fn find(registry: &Registry, key: &str) -> Result<String, Reply> {
+/// The worker with this id or at this URL, or all ranks of the engine at this URL: never nobody.
+fn find(registry: &Registry, key: &str) -> Result<Vec<String>, Reply> {
     let key = percent_decode_str(key).decode_utf8_lossy();
-    if let Some(id) = registry.find(&key) {
-        return Ok(id);
+    let found = registry.find(&key);
+    if !found.is_empty() {
+        return Ok(found);
     }
     match uuid::Uuid::parse_str(&key).is_ok() || key.contains("://") {
         true => Err(refused(Refused::Unknown)),

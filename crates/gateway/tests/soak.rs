@@ -1,10 +1,11 @@
-//! A soak: both engines behind one gateway, half of the answers streamed, clients that leave at random, workers that
-//! are killed and restarted, faults on every leg.
+//! Chaos: engines of every kind behind one gateway, half of the answers streamed, clients that leave at random, workers
+//! that are slow, killed and started anew, faults on every leg, leases at a hundredth of their time.
 //!
 //! It ends with: no request beyond its limits, every whole answer exactly right, every failure an honest code, all
 //! leases back, all gauges at zero, all KV blocks free once the leases of what was stranded have ended.
 //!
-//! `BATON_SOAK_REQUESTS` sets the number of requests (2000), `BATON_SOAK_SEED` the seed; both are printed.
+//! `BATON_CHAOS_REQUESTS` sets the number of requests (2000), `BATON_CHAOS_SEED` the seed; both are printed. At full size:
+//! `BATON_CHAOS_REQUESTS=50000 cargo test -p baton-gateway --test soak -- --nocapture`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use baton_core::breaker::BreakerState;
 use baton_core::dice::Dice;
-use baton_sim::{Dialect, EngineHandle, Fault, FaultKind, FleetSpec, PromptId};
+use baton_sim::{EngineHandle, Fault, FaultKind, FleetSpec, Kind, PromptId, Role};
 use serde_json::json;
 use support::{Ask, BOUND, House, Line, Plan, Raw, Reply, fault, request, until_within, within};
 
@@ -58,6 +59,7 @@ struct Soak {
     requests: u64,
     address: SocketAddr,
     engines: Vec<EngineHandle>,
+    models: &'static [Model],
     next: AtomicU64,
     ends: Mutex<BTreeMap<End, u64>>,
     slowest_ms: AtomicU64,
@@ -69,36 +71,95 @@ const HONEST: [(u16, &[&str]); 7] = [
     (429, &["prefill_upstream_error", "prefill_error", "decode_error"]),
     (500, &["prefill_upstream_error", "prefill_internal_error", "decode_internal_error"]),
     (501, &["prefill_upstream_error", "prefill_error", "decode_error"]),
-    (502, &["prefill_request_failed", "decode_request_failed", "prefill_read_failed", "decode_read_failed"]),
-    (503, &["prefill_upstream_error", "prefill_unavailable", "decode_unavailable", "no_available_workers"]),
+    (
+        502,
+        &[
+            "prefill_request_failed",
+            "decode_request_failed",
+            "prefill_read_failed",
+            "decode_read_failed",
+            "moriio_handoff_invalid",
+        ],
+    ),
+    (
+        503,
+        &[
+            "prefill_upstream_error",
+            "prefill_unavailable",
+            "decode_unavailable",
+            "no_available_workers",
+            "trtllm_context_unknown",
+        ],
+    ),
     (504, &["request_timeout"]),
 ];
 
+/// A model, the kind of engines that serve it, and the factor on their timeouts.
+type Model = (&'static str, Kind, f64);
+
+/// All that one gateway can have at once. NIXL's lease of 30 s has to outlive a busy machine's pauses, and MoRI-IO's of an hour
+/// must not be waited for.
+const MIXED: [Model; 7] = [
+    ("vllm", Kind::Vllm, 0.3),
+    ("mooncake", Kind::Mooncake, 0.01),
+    ("moriio-read", Kind::MoriioRead, 0.003),
+    ("moriio-write", Kind::MoriioWrite, 0.03),
+    ("moriio-at-once", Kind::MoriioWrite, 0.01),
+    ("sglang", Kind::Sglang, 0.02),
+    ("trtllm", Kind::Trtllm, 0.05),
+];
+/// `generation_first` is a setting of the whole gateway.
+const GENERATION_FIRST: [Model; 1] = [("trtllm", Kind::Trtllm, 0.05)];
+
 #[test]
 fn nothing_is_left_behind() {
-    let (requests, seed) = (number("BATON_SOAK_REQUESTS", 2000), number("BATON_SOAK_SEED", 20_261));
-    println!("soak: {requests} requests, seed {seed} (BATON_SOAK_REQUESTS, BATON_SOAK_SEED)");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(soak(requests, seed));
+    begin(&MIXED, "", 1);
 }
 
-async fn soak(requests: u64, seed: u64) {
+#[test]
+fn nothing_is_left_behind_by_generation_first() {
+    begin(&GENERATION_FIRST, "--trt-schedule-style generation_first", 5);
+}
+
+fn begin(models: &'static [Model], args: &str, part: u64) {
+    let requests = number("BATON_CHAOS_REQUESTS", 2000) / part;
+    let seed = number("BATON_CHAOS_SEED", 20_261);
+    println!("chaos: {requests} requests, seed {seed} (BATON_CHAOS_REQUESTS, BATON_CHAOS_SEED)");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(soak(models, args, (requests, seed)));
+}
+
+async fn soak(models: &'static [Model], more: &str, (requests, seed): (u64, u64)) {
     let began = std::time::Instant::now();
-    let of = |dialect, model: &'static str, scale| {
-        FleetSpec::pairs(dialect, 2, 2).with(move |spec| {
-            (spec.model, spec.timeout_scale) = (model.into(), scale);
-        })
-    };
-    // Leases outlive a busy machine's pauses; lonely halves of a room do not wait for long.
-    let engines = of(Dialect::Vllm, "vllm", 0.3).and(of(Dialect::Sglang, "sglang", 0.02));
+    let mut engines = FleetSpec::default();
+    for (model, kind, scale) in models {
+        let mut decodes = 0;
+        engines = engines.and(FleetSpec::pairs(*kind, 2, 2).with(|spec| {
+            (spec.model, spec.timeout_scale) = ((*model).into(), *scale);
+            // The second decode engine is slow.
+            decodes += u32::from(spec.role == Role::Decode);
+            spec.time_scale = if decodes == 2 { 0.1 } else { 0.0 };
+        }));
+    }
     let args = "--runtime-worker-threads 2 --prefill-drain-timeout-secs 10 \
                 --health-check-interval-secs 0.3 --health-failure-threshold 2 --health-success-threshold 1 \
                 --cb-timeout-duration-secs 0.2 --retry-initial-backoff-ms 5 --retry-max-backoff-ms 100";
-    let plan = Plan::new(engines).args(args).arg("--request-timeout-secs", &TIMEOUT_SECS.to_string());
+    let plan =
+        Plan::new(engines).args(args).args(more).arg("--request-timeout-secs", &TIMEOUT_SECS.to_string());
+    // Engines are registered in their order, four of each model.
+    let mut at = 0;
+    let plan = plan.registered(move |spec| {
+        let model = models.get(at / 4).map_or("", |(model, ..)| model);
+        at += 1;
+        if model == "moriio-at-once" {
+            spec.labels.insert("moriio_write_dispatch".into(), "concurrent".into());
+        }
+    });
     let mut house = plan.open().await;
     let soak = Arc::new(Soak {
         seed,
         requests,
+        models,
         address: house.address,
         engines: house.fleet.engines().to_vec(),
         next: AtomicU64::new(0),
@@ -122,7 +183,7 @@ async fn soak(requests: u64, seed: u64) {
     let of = |end: &End| ends.get(end).copied().unwrap_or(0);
     let (served, all) = (done.as_secs_f64(), began.elapsed().as_secs_f64());
     let slowest = soak.slowest_ms.load(Ordering::Relaxed);
-    println!("soak: {requests} requests in {served:.1} s, {all:.1} s in all, the slowest {slowest} ms");
+    println!("chaos: {requests} requests in {served:.1} s, {all:.1} s in all, the slowest {slowest} ms");
     for (end, count) in &ends {
         println!("  {count:6}  {end:?}");
     }
@@ -170,17 +231,16 @@ impl Soak {
         let mut dice = self.dice(at);
         let words = format!("Request {at} tells of {}", "many rivers and fish ".repeat(dice.below(30)));
         let tokens = 2 + dice.below(40) as u32;
-        let (model, make): (_, fn(&str, u32) -> Ask) = match dice.below(5) {
-            0 => ("vllm", Ask::chat),
-            1 => ("vllm", Ask::completion),
-            2 => ("sglang", Ask::chat),
-            3 => ("sglang", Ask::completion),
-            _ => ("sglang", Ask::generate),
+        let (model, kind, _) = self.models[dice.below(self.models.len())];
+        let make: fn(&str, u32) -> Ask = match dice.below(if kind == Kind::Sglang { 3 } else { 2 }) {
+            0 => Ask::chat,
+            1 => Ask::completion,
+            _ => Ask::generate,
         };
         let mut ask = make(&words, tokens).with(json!({"model": model, "stream": at.is_multiple_of(2)}));
         match dice.below(40) {
-            0 if model == "vllm" => ask = ask.with(json!({"n": 2})),
-            1 if ask.path == "/v1/completions" => {
+            0 if kind == Kind::Vllm => ask = ask.with(json!({"n": 2})),
+            1 if ask.path == "/v1/completions" && !model.starts_with("moriio") => {
                 ask = ask.with(json!({"prompt": [words, "another one"]})).of(PromptId::of_text(&words));
             }
             2 => {
@@ -245,7 +305,7 @@ impl Soak {
         let mut at = self.requests;
         while !(0..self.engines.len()).all(trusted) {
             at += 1;
-            for model in ["vllm", "sglang"] {
+            for (model, ..) in self.models {
                 let ask =
                     Ask::chat(&format!("Request {at} asks who is back"), 4).with(json!({"model": model}));
                 let reply = ask.post(self.address).await;
@@ -302,7 +362,7 @@ fn some_fault(dice: &mut Dice) -> Fault {
     let chunks = Some(dice.below(6) as u32);
     let status =
         |status, retry_after| Fault { status: Some(status), retry_after, ..fault(FaultKind::Status) };
-    match dice.below(16) {
+    match dice.below(19) {
         0 => status(400, None),
         1 => status(429, Some(1)),
         2 => status(500, None),
@@ -315,6 +375,8 @@ fn some_fault(dice: &mut Dice) -> Fault {
         11 | 12 => fault(FaultKind::CloseIdle),
         13 => Fault { chunks, ..fault(FaultKind::ErrorEvent) },
         14 => Fault { chunks, ..fault(FaultKind::Kill) },
+        15 => fault(FaultKind::Restart),
+        16 => Fault { ms: Some(1500), ..fault(FaultKind::SlowHealth) },
         _ if dice.below(4) == 0 => fault(FaultKind::Stall),
         _ => fault(FaultKind::UnwellHealth),
     }

@@ -227,3 +227,23 @@ async fn a_prefill_engine_that_was_started_anew_is_used_as_what_it_is() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_push_that_names_one_decode_engine_is_not_asked_for_by_another() {
+    for case in [Case::MoriioRead, Case::MoriioWrite] {
+        // The first decode engine is chosen and cannot be reached: nobody has noticed yet.
+        let idle = "--disable-health-check --policy round_robin";
+        let mut house = plan(case, 1, 2).args(idle).open().await;
+        house.engine(DECODE).kill().await;
+        for at in 0..4 {
+            Ask::chat(&format!("{PROMPT} {at}"), 8).served(house.address).await;
+        }
+        let stats = house.fleet.stats();
+        assert_eq!((stats.handoffs.right, stats.handoffs.wrong), (4, 0), "{case:?} {stats:?}");
+        // READ's KV serves another decode, WRITE's is given up and the prompt computed again.
+        assert_eq!(stats.handoffs.made > 4, case == Case::MoriioWrite, "{case:?} {stats:?}");
+        house.engine(DECODE).restart().await.unwrap();
+        house.expire_what_was_stranded();
+        house.close().await;
+    }
+}

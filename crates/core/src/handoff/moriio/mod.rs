@@ -54,7 +54,9 @@ pub fn plan(prefill: &Worker, decode: &Worker, ask: &Ask, mint: &mut Mint<'_>) -
         Edit::remove("stop_token_ids"),
         Edit::set("kv_transfer_params", params(Way::ToDecode, &transfer, &to)),
     ]);
-    plan.course = IN_TURN;
+    // What was told to write to one decode's blocks must not be asked for by another: it would write over what that one
+    // keeps there. So WRITE is neither handed to another decode nor released by one; its push is given up by the engine.
+    plan.course = Course { release: !to.write, ..IN_TURN };
     let mut told = None;
     if to.write && to.concurrent {
         plan.course = AT_ONCE;

@@ -5,7 +5,7 @@
 //! leases back, all gauges at zero, all KV blocks free once the leases of what was stranded have ended.
 //!
 //! `BATON_CHAOS_REQUESTS` sets the number of requests (2000), `BATON_CHAOS_SEED` the seed; both are printed. At full size:
-//! `BATON_CHAOS_REQUESTS=50000 cargo test -p baton-gateway --test soak -- --nocapture`.
+//! `BATON_CHAOS_REQUESTS=50000 cargo test -p baton-gateway --test soak -- --nocapture --test-threads 1`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(clippy::large_futures, reason = "the futures of tests are few")]

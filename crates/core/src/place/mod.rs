@@ -7,9 +7,11 @@
 //! The seam for what comes later: another strategy is another arm of [`Strategy`], another policy is
 //! another arm of [`Policy`] and a file beside `policy.rs`.
 
+pub mod cascade;
 mod legwise;
 mod policy;
 mod queue;
+pub mod receipt;
 mod turns;
 
 use std::sync::Arc;

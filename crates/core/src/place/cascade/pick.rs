@@ -1,0 +1,285 @@
+//! The cascade itself: bucket matches in, one pair or one combined worker out.
+//!
+//! Works on plain numbers, so that a decision can be repeated from its inputs. Ties fall to the dice among equals
+//! in the order of their names: the order in which workers are listed decides nothing.
+
+use super::fast::{self, Check};
+use super::knobs::Knobs;
+use super::score::{self, Batch, Prompt, Scored};
+use super::sight::{Candidate, Sight};
+use crate::dice::Dice;
+use crate::place::receipt::{OfLeg, Receipt, Score};
+
+/// Those that can serve a request of this length.
+#[derive(Clone, Debug, Default)]
+pub struct Pool<'a> {
+    pub prefill: Vec<Candidate<'a>>,
+    pub decode: Vec<Candidate<'a>>,
+    pub combined: Vec<Candidate<'a>>,
+}
+
+/// Who it is, by [`Candidate::at`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Picked {
+    Pair { prefill: usize, decode: usize },
+    Combined(usize),
+}
+
+/// What else the choice depends on.
+pub struct Terms<'a> {
+    pub knobs: &'a Knobs,
+    /// Length of the text that the index looks up, in bytes.
+    pub bytes: u64,
+    /// The roleset that adaptive bucket serving has for this length.
+    pub band: Option<u32>,
+}
+
+/// `None`: every prefill was skipped.
+pub fn pick(mut pool: Pool<'_>, terms: &Terms<'_>, dice: &mut Dice, receipt: &mut Receipt) -> Option<Picked> {
+    for list in [&mut pool.prefill, &mut pool.decode, &mut pool.combined] {
+        list.sort_unstable_by(|a, b| a.name.cmp(b.name).then(a.at.cmp(&b.at)));
+    }
+    if overflows(&pool, receipt)
+        && let Some(at) = idlest(&pool.combined, false, dice, receipt)
+    {
+        return Some(Picked::Combined(at));
+    }
+    let tied = OfTies::default();
+    let tied = OfTies { prefill: spread_prefill(&mut pool, terms, dice, receipt), ..tied };
+    let tied = OfTies { decode: spread_decode(&mut pool, terms, dice, receipt), ..tied };
+    keep_band(&mut pool, terms, receipt);
+    let picked = best_pair(&pool, terms, dice, receipt);
+    if receipt.is_on() && picked.is_some() {
+        // Where a fast path drew, nothing was left to draw for later.
+        for (drawn, leg) in [(tied.prefill, &mut receipt.prefill), (tied.decode, &mut receipt.decode)] {
+            if let Some(drawn) = drawn {
+                leg.tied = drawn;
+            }
+        }
+    }
+    picked
+}
+
+#[derive(Default)]
+struct OfTies {
+    prefill: Option<Vec<String>>,
+    decode: Option<Vec<String>>,
+}
+
+/// A combined worker whose queue is shorter than this many seconds is idle; a leg above the other is saturated.
+const IDLE_S: f64 = 0.25;
+const SATURATED_S: f64 = 1.0;
+
+/// Is a leg saturated while a combined worker is idle? Where rates are not known nothing is.
+fn overflows(pool: &Pool<'_>, receipt: &mut Receipt) -> bool {
+    if pool.combined.is_empty() {
+        return false;
+    }
+    let saturated = |c: &Candidate<'_>| c.sight.queue_s() > SATURATED_S;
+    let busy = pool.prefill.iter().any(saturated) || pool.decode.iter().any(saturated);
+    let idle = pool.combined.iter().any(|c| c.sight.queue_s() < IDLE_S);
+    receipt.step("overflow", busy && idle, || {
+        format!("a leg is saturated: {busy}; a combined worker is idle: {idle}")
+    });
+    busy && idle
+}
+
+/// The combined worker with the shortest queue. Where a queue's time is not known, `any` says whether it will do.
+pub fn idlest(
+    combined: &[Candidate<'_>],
+    any: bool,
+    dice: &mut Dice,
+    receipt: &mut Receipt,
+) -> Option<usize> {
+    let seconds = |c: &Candidate<'_>| Some(c.sight.queue_s()).filter(|s| !s.is_nan());
+    let least = combined.iter().filter_map(seconds).fold(f64::INFINITY, f64::min);
+    let known = combined.iter().any(|c| seconds(c).is_some());
+    if !known && !any {
+        return None;
+    }
+    let best = |c: &&Candidate<'_>| !known || seconds(c) == Some(least);
+    let mut equals: Vec<&Candidate<'_>> = combined.iter().filter(best).collect();
+    equals.sort_unstable_by(|a, b| a.name.cmp(b.name).then(a.at.cmp(&b.at)));
+    let chosen = equals.get(dice.below(equals.len()))?;
+    if receipt.is_on() {
+        let terms = |c: &Candidate<'_>| vec![("waiting", c.sight.waiting)];
+        receipt.decode = OfLeg {
+            scores: combined.iter().map(|c| told(c, c.sight.queue_s(), terms(c))).collect(),
+            tied: equals.iter().map(|c| c.name.to_owned()).collect(),
+        };
+    }
+    Some(chosen.at)
+}
+
+fn told(c: &Candidate<'_>, score: f64, terms: Vec<(&'static str, f64)>) -> Score {
+    Score { worker: c.name.to_owned(), score, terms, skipped: None }
+}
+
+fn names(list: &[Candidate<'_>], of: &[usize]) -> Vec<String> {
+    of.iter().map(|i| list[*i].name.to_owned()).collect()
+}
+
+/// Step 1: the least loaded prefill alone, and the decodes of its roleset. Gives those among which it was drawn.
+fn spread_prefill(
+    pool: &mut Pool<'_>,
+    terms: &Terms<'_>,
+    dice: &mut Dice,
+    receipt: &mut Receipt,
+) -> Option<Vec<String>> {
+    let counts: Vec<u32> = pool.prefill.iter().map(|c| c.sight.count).collect();
+    let found = fast::prefill(&counts, terms.knobs.prefill_spread);
+    receipt.step("prefill_load_imbalance", found.is_some(), || {
+        let (least, most) = (counts.iter().min().unwrap_or(&0), counts.iter().max().unwrap_or(&0));
+        format!("{least} to {most} requests; fires above a spread of {}", terms.knobs.prefill_spread)
+    });
+    let equals = found?;
+    let drawn = pool.prefill[equals[dice.below(equals.len())]];
+    let tied = receipt.is_on().then(|| names(&pool.prefill, &equals));
+    pool.prefill = vec![drawn];
+    pool.decode.retain(|c| c.roleset == drawn.roleset);
+    tied
+}
+
+/// Step 2: one decode alone, and the prefills of its roleset if any are left.
+fn spread_decode(
+    pool: &mut Pool<'_>,
+    terms: &Terms<'_>,
+    dice: &mut Dice,
+    receipt: &mut Receipt,
+) -> Option<Vec<String>> {
+    let sights: Vec<Sight> = pool.decode.iter().map(|c| c.sight).collect();
+    let found = fast::decode(&sights, terms.knobs);
+    receipt.step("decode_load_imbalance", found.is_some(), || {
+        found.as_ref().map_or("no check fired", |(check, _)| Check::as_str(*check)).to_owned()
+    });
+    let (_, equals) = found?;
+    let drawn = pool.decode[equals[dice.below(equals.len())]];
+    let tied = receipt.is_on().then(|| names(&pool.decode, &equals));
+    pool.decode = vec![drawn];
+    if pool.prefill.iter().any(|c| c.roleset == drawn.roleset) {
+        pool.prefill.retain(|c| c.roleset == drawn.roleset);
+    }
+    tied
+}
+
+/// Step 2b: the roleset of the prompt's band, if both legs still have somebody there.
+fn keep_band(pool: &mut Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) {
+    let Some(band) = terms.band else { return };
+    let own = |list: &[Candidate<'_>]| list.iter().any(|c| c.roleset == band);
+    let fires = own(&pool.prefill) && own(&pool.decode);
+    if fires {
+        pool.prefill.retain(|c| c.roleset == band);
+        pool.decode.retain(|c| c.roleset == band);
+    }
+    receipt.step("bucket_serve", fires, || {
+        if fires { "the band's roleset alone" } else { "the band's roleset has no pair left" }.to_owned()
+    });
+}
+
+/// Equals on one leg of one roleset.
+struct Best {
+    roleset: u32,
+    score: f64,
+    equals: Vec<usize>,
+}
+
+/// The lowest of each roleset, and the largest score of all.
+fn best_of(list: &[Candidate<'_>], scores: &[Option<f64>], floor: f64) -> (Vec<Best>, f64) {
+    let (mut best, mut most): (Vec<Best>, f64) = (Vec::new(), floor);
+    for (i, (c, score)) in list.iter().zip(scores).enumerate() {
+        let Some(score) = *score else { continue };
+        most = most.max(score);
+        match best.iter_mut().find(|b| b.roleset == c.roleset) {
+            None => best.push(Best { roleset: c.roleset, score, equals: vec![i] }),
+            Some(b) if score < b.score => (b.score, b.equals) = (score, vec![i]),
+            Some(b) if score == b.score => b.equals.push(i),
+            Some(_) => {}
+        }
+    }
+    (best, most)
+}
+
+/// Steps 3, 4 and 5.
+fn best_pair(pool: &Pool<'_>, terms: &Terms<'_>, dice: &mut Dice, receipt: &mut Receipt) -> Option<Picked> {
+    let prefill = prefill_scores(pool, terms, receipt);
+    let decode = decode_scores(pool, terms, receipt);
+    let (p, most_p) = best_of(&pool.prefill, &prefill, 1.0);
+    let (d, most_d) = best_of(&pool.decode, &decode, 0.01);
+    let mut lowest = f64::INFINITY;
+    let mut equals: Vec<(&Best, &Best)> = Vec::new();
+    for p in &p {
+        let Some(d) = d.iter().find(|d| d.roleset == p.roleset) else { continue };
+        let sum = p.score / most_p + d.score / most_d;
+        // Two infinite scores have no share of each other: no reason to choose them, none to refuse.
+        let sum = if sum.is_nan() { f64::INFINITY } else { sum };
+        if sum < lowest || equals.is_empty() {
+            (lowest, equals) = (sum, vec![(p, d)]);
+        } else if sum == lowest {
+            equals.push((p, d));
+        }
+    }
+    receipt.step("pair", !equals.is_empty(), || {
+        format!("{} rolesets with both legs; the best has {lowest}", p.len().min(d.len()))
+    });
+    if receipt.is_on() {
+        let all = |list: &[Candidate<'_>], of: fn(&(&Best, &Best)) -> Vec<usize>| {
+            names(list, &equals.iter().flat_map(of).collect::<Vec<_>>())
+        };
+        receipt.prefill.tied = all(&pool.prefill, |(p, _)| p.equals.clone());
+        receipt.decode.tied = all(&pool.decode, |(_, d)| d.equals.clone());
+    }
+    let (p, d) = *equals.get(dice.below(equals.len()))?;
+    Some(Picked::Pair {
+        prefill: pool.prefill[p.equals[dice.below(p.equals.len())]].at,
+        decode: pool.decode[d.equals[dice.below(d.equals.len())]].at,
+    })
+}
+
+fn keep(receipt: &mut OfLeg, c: &Candidate<'_>, scored: Scored, skipped: Option<&'static str>) {
+    let line = told(c, scored.score, scored.terms.into_vec());
+    receipt.scores.push(Score { skipped: skipped.map(Into::into), ..line });
+}
+
+/// `None` for one that is skipped.
+fn prefill_scores(pool: &Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) -> Vec<Option<f64>> {
+    let counts: Vec<u32> = pool.prefill.iter().map(|c| c.sight.count).collect();
+    let limit = score::limit(&counts, terms.knobs.deviations);
+    let most = counts.iter().copied().max().unwrap_or_default().max(1);
+    let prompt = Prompt { bytes: terms.bytes, most: f64::from(most) };
+    let each = |c: &Candidate<'_>| {
+        let skipped = f64::from(c.sight.count) > limit;
+        let scored = score::prefill(&c.sight, prompt, terms.knobs);
+        let score = (!skipped).then_some(scored.score);
+        if receipt.is_on() {
+            keep(&mut receipt.prefill, c, scored, skipped.then_some("far more requests than the others"));
+        }
+        score
+    };
+    let scores: Vec<_> = pool.prefill.iter().map(each).collect();
+    let skipped = scores.iter().filter(|s| s.is_none()).count();
+    receipt.step("prefill_score", skipped > 0, || {
+        format!("{}; {skipped} skipped above {limit} requests", terms.knobs.prefill_score.as_str())
+    });
+    scores
+}
+
+fn decode_scores(pool: &Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) -> Vec<Option<f64>> {
+    let sights: Vec<Sight> = pool.decode.iter().map(|c| c.sight).collect();
+    let batch = Batch::of(&sights);
+    let each = |c: &Candidate<'_>| {
+        let scored = score::decode(&c.sight, &batch, terms.knobs);
+        let score = scored.as_ref().map(|s| s.score);
+        if receipt.is_on() {
+            let skipped = scored.is_none().then_some("no score can be worked out");
+            let scored = scored.unwrap_or(Scored { score: f64::NAN, terms: score::Terms::new() });
+            keep(&mut receipt.decode, c, scored, skipped);
+        }
+        score
+    };
+    let scores: Vec<_> = pool.decode.iter().map(each).collect();
+    let skipped = scores.iter().filter(|s| s.is_none()).count();
+    receipt.step("decode_score", skipped > 0, || {
+        format!("{}; {skipped} skipped", terms.knobs.decode_score.as_str())
+    });
+    scores
+}

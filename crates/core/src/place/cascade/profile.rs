@@ -1,0 +1,336 @@
+//! The annotation `model.aibrix.ai/config`: what an operator says about routing to a model, by profile.
+//!
+//! Read once for each description of a worker, never for a request. What cannot be used is left out with a sentence
+//! that says so, and the environment's value stands; only an annotation without any profile is none at all.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::knobs::{DecodeScore, Knobs, PrefillScore, ServeMode, UnknownScore};
+use crate::time::Duration;
+
+/// No upper bound of a prompt's length.
+pub const OPEN: u64 = i64::MAX as u64;
+
+/// Prompt lengths that a worker takes, both bounds included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bounds {
+    pub min: u64,
+    pub max: u64,
+}
+
+impl Bounds {
+    pub const ALL: Bounds = Bounds { min: 0, max: OPEN };
+
+    /// As the annotation gives them: nothing above 0 is no bound.
+    pub fn of(min: Option<i64>, max: Option<i64>) -> Bounds {
+        let above_zero = |n: Option<i64>| n.and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+        Bounds { min: above_zero(min).unwrap_or(0), max: above_zero(max).unwrap_or(OPEN) }
+    }
+
+    /// Bounds that are the wrong way round take nothing.
+    pub fn suit(self, tokens: u64) -> bool {
+        self.min <= tokens && tokens <= self.max
+    }
+}
+
+/// What a profile says of the requests it is meant for, so that `config-profile: auto` can find it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    pub prompt_gte: Option<i64>,
+    pub prompt_lt: Option<i64>,
+    pub max_gte: Option<i64>,
+    pub max_lt: Option<i64>,
+}
+
+/// What is known of a request that hints speak of.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Features {
+    pub prompt_tokens: Option<u64>,
+    pub max_tokens: Option<u64>,
+}
+
+impl Hints {
+    fn count(self) -> usize {
+        [self.prompt_gte, self.prompt_lt, self.max_gte, self.max_lt].iter().flatten().count()
+    }
+
+    /// All of them hold, and there is at least one. What is not known of the request holds nothing.
+    fn hold(self, features: Features) -> bool {
+        let known = |n: Option<u64>| n.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+        let (prompt, max) = (known(features.prompt_tokens), known(features.max_tokens));
+        let gte = |hint: Option<i64>, n: Option<i64>| hint.is_none_or(|least| n.is_some_and(|n| n >= least));
+        let lt = |hint: Option<i64>, n: Option<i64>| hint.is_none_or(|bound| n.is_some_and(|n| n < bound));
+        self.count() > 0
+            && gte(self.prompt_gte, prompt)
+            && lt(self.prompt_lt, prompt)
+            && gte(self.max_gte, max)
+            && lt(self.max_lt, max)
+    }
+
+    /// The narrower, the smaller: more hints, then tighter ones.
+    fn rank(self) -> impl Ord {
+        (
+            std::cmp::Reverse(self.count()),
+            std::cmp::Reverse(self.prompt_gte.unwrap_or(i64::MIN)),
+            self.prompt_lt.unwrap_or(i64::MAX),
+            std::cmp::Reverse(self.max_gte.unwrap_or(i64::MIN)),
+            self.max_lt.unwrap_or(i64::MAX),
+        )
+    }
+}
+
+/// One change that a profile makes to the knobs.
+#[derive(Clone, Debug, PartialEq)]
+enum Change {
+    Bucketing(bool),
+    BucketServe(bool),
+    ServeMode(ServeMode),
+    PrefillScore(PrefillScore),
+    /// Looked at when a request is routed, because an unknown name fails that.
+    DecodeScore(String),
+    Deviations(u64),
+    Number(Slot<f64>, f64),
+    Count(Slot<u64>, u64),
+    Time(Slot<Duration>, Duration),
+}
+
+/// A knob of this type. Compared by name: two functions have no identity to compare.
+#[derive(Clone, Copy, Debug)]
+struct Slot<T> {
+    name: &'static str,
+    of: fn(&mut Knobs) -> &mut T,
+}
+
+impl<T> PartialEq for Slot<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+/// What a number must be to be taken.
+#[derive(Clone, Copy)]
+enum Fit {
+    AboveZero,
+    UpTo(f64),
+}
+
+const NUMBERS: &[(Slot<f64>, Fit)] = &[
+    (Slot { name: "decodeLoadImbalanceMinSpread", of: |k| &mut k.decode_spread }, Fit::AboveZero),
+    (Slot { name: "decodeThroughputImbalanceMinSpread", of: |k| &mut k.throughput_spread }, Fit::AboveZero),
+    (Slot { name: "decodeScoreRatioThreshold", of: |k| &mut k.score_ratio }, Fit::AboveZero),
+    (Slot { name: "decodeLBWeightRunning", of: |k| &mut k.weight_running }, Fit::AboveZero),
+    (Slot { name: "decodeLBWeightThroughput", of: |k| &mut k.weight_throughput }, Fit::AboveZero),
+    (Slot { name: "tokenLoadKVWeight", of: |k| &mut k.kv_weight }, Fit::AboveZero),
+    (Slot { name: "hybridCacheLoadFactor", of: |k| &mut k.hybrid_factor }, Fit::UpTo(1.0)),
+    (Slot { name: "minMatchPct", of: |k| &mut k.min_match_pct }, Fit::UpTo(100.0)),
+];
+
+/// Whole numbers above 0.
+const COUNTS: &[Slot<u64>] = &[
+    Slot { name: "prefillLoadImbalanceMinSpread", of: |k| &mut k.prefill_spread },
+    Slot { name: "tokenLoadRequestCost", of: |k| &mut k.request_cost },
+];
+
+/// Whole seconds, and the least that is taken.
+const TIMES: &[(Slot<Duration>, u64)] = &[
+    (Slot { name: "prefillRequestTimeout", of: |k| &mut k.prefill_timeout }, 1),
+    (Slot { name: "tokenLoadTTLSeconds", of: |k| &mut k.charge_ttl }, 0),
+    (Slot { name: "tokenLoadSessionTTLSeconds", of: |k| &mut k.session_ttl }, 0),
+    (Slot { name: "decodeAbortTimeout", of: |k| &mut k.abort_timeout }, 0),
+    (Slot { name: "decodeAbortRetryDelay", of: |k| &mut k.abort_retry_delay }, 0),
+    (Slot { name: "decodeFirstResponseTimeout", of: |k| &mut k.first_response_timeout }, 0),
+    (Slot { name: "decodeResponseTimeout", of: |k| &mut k.response_timeout }, 0),
+    (Slot { name: "decodeStreamIdleTimeout", of: |k| &mut k.stream_idle_timeout }, 0),
+];
+
+/// What one profile says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    pub strategy: Option<String>,
+    pub hints: Hints,
+    pub min_length: Option<i64>,
+    pub max_length: Option<i64>,
+    /// The worker runs both phases and takes part in the cascade.
+    pub combined: bool,
+    changes: Vec<Change>,
+}
+
+impl Profile {
+    pub fn bounds(&self) -> Bounds {
+        Bounds::of(self.min_length, self.max_length)
+    }
+
+    /// Does it say anything about the knobs?
+    pub(super) fn changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    pub(super) fn apply(&self, knobs: &mut Knobs) -> Result<(), UnknownScore> {
+        for change in &self.changes {
+            match change {
+                Change::Bucketing(on) => knobs.bucketing = *on,
+                Change::BucketServe(on) => knobs.bucket_serve = *on,
+                Change::ServeMode(mode) => knobs.serve_mode = *mode,
+                Change::PrefillScore(score) => knobs.prefill_score = *score,
+                Change::DecodeScore(name) => {
+                    knobs.decode_score =
+                        DecodeScore::parse(name).ok_or_else(|| UnknownScore(name.clone()))?;
+                }
+                Change::Deviations(n) => knobs.deviations = *n,
+                Change::Number(slot, x) => *(slot.of)(knobs) = *x,
+                Change::Count(slot, n) => *(slot.of)(knobs) = *n,
+                Change::Time(slot, d) => *(slot.of)(knobs) = *d,
+            }
+        }
+        Ok(())
+    }
+
+    fn read(name: &str, value: &Value, unused: &mut Vec<String>) -> Profile {
+        let mut profile = Profile::default();
+        let strategy = value.get("routingStrategy").and_then(Value::as_str);
+        profile.strategy = strategy.map(str::to_owned).filter(|s| !s.is_empty());
+        let config = match value.get("routingConfig") {
+            Some(Value::Object(config)) => config,
+            None | Some(Value::Null) => return profile,
+            Some(_) => {
+                unused.push(format!("routingConfig of profile {name:?} is no object and is left out"));
+                return profile;
+            }
+        };
+        let int = |key: &str| config.get(key).and_then(Value::as_i64);
+        profile.hints = Hints {
+            prompt_gte: int("promptTokensGte"),
+            prompt_lt: int("promptTokensLt"),
+            max_gte: int("maxTokensGte"),
+            max_lt: int("maxTokensLt"),
+        };
+        profile.min_length = int("promptLenBucketMinLength");
+        profile.max_length = int("promptLenBucketMaxLength");
+        profile.combined = config.get("combined").and_then(Value::as_bool).unwrap_or_default();
+        let mut found = Found { profile: name, changes: &mut profile.changes, unused };
+        found.words(config);
+        match config.get("pd") {
+            Some(Value::Object(pd)) => found.numbers(pd),
+            None | Some(Value::Null) => {}
+            Some(_) => found.drop("pd", "it is no object"),
+        }
+        profile
+    }
+}
+
+/// Where the changes of one profile go as they are read.
+struct Found<'a> {
+    profile: &'a str,
+    changes: &'a mut Vec<Change>,
+    unused: &'a mut Vec<String>,
+}
+
+impl Found<'_> {
+    fn drop(&mut self, key: &str, why: &str) {
+        self.unused.push(format!("{key} of profile {:?} is left out: {why}", self.profile));
+    }
+
+    fn one(&mut self, config: &Map<String, Value>, key: &str, read: impl Fn(&Value) -> Option<Change>) {
+        let Some(value) = config.get(key).filter(|v| !v.is_null()) else { return };
+        match read(value) {
+            Some(change) => self.changes.push(change),
+            None => self.drop(key, &format!("{value} cannot be used")),
+        }
+    }
+
+    fn words(&mut self, config: &Map<String, Value>) {
+        self.one(config, "promptLengthBucketing", |v| v.as_bool().map(Change::Bucketing));
+        self.one(config, "bucketServe", |v| v.as_bool().map(Change::BucketServe));
+        self.one(config, "bucketServeMode", |v| ServeMode::parse(v.as_str()?).map(Change::ServeMode));
+        if config.get("prefillScorePolicy").is_none_or(|v| v != "") {
+            self.one(config, "prefillScorePolicy", |v| {
+                PrefillScore::parse(v.as_str()?).map(Change::PrefillScore)
+            });
+        }
+        if config.get("decodeScorePolicy").is_none_or(|v| v != "") {
+            self.one(config, "decodeScorePolicy", |v| Some(Change::DecodeScore(v.as_str()?.to_owned())));
+        }
+        if let Some(Value::Object(cache)) = config.get("prefixCache") {
+            self.one(cache, "standardDeviationFactor", |v| {
+                v.as_u64().filter(|n| *n > 0).map(Change::Deviations)
+            });
+        }
+    }
+
+    fn numbers(&mut self, pd: &Map<String, Value>) {
+        for (slot, fit) in NUMBERS {
+            let fits = |x: &f64| match fit {
+                Fit::AboveZero => x.is_finite() && *x > 0.0,
+                Fit::UpTo(most) => (0.0..=*most).contains(x),
+            };
+            self.one(pd, slot.name, |v| v.as_f64().filter(fits).map(|x| Change::Number(*slot, x)));
+        }
+        for slot in COUNTS {
+            self.one(pd, slot.name, |v| v.as_u64().filter(|n| *n > 0).map(|n| Change::Count(*slot, n)));
+        }
+        for (slot, least) in TIMES {
+            self.one(pd, slot.name, |v| {
+                let seconds = v.as_u64().filter(|n| n >= least)?;
+                Some(Change::Time(*slot, Duration::from_secs(seconds)))
+            });
+        }
+    }
+}
+
+/// The whole annotation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelConfig {
+    /// No request gets another strategy than this.
+    pub locked: Option<String>,
+    /// What clients say about routing does not count.
+    pub authoritative: bool,
+    default: String,
+    profiles: BTreeMap<String, Profile>,
+    /// What was left out and why, one sentence each.
+    pub unused: Vec<String>,
+}
+
+impl ModelConfig {
+    /// `None` if it is no JSON object with at least one profile.
+    pub fn parse(text: &str) -> Option<ModelConfig> {
+        let root: Map<String, Value> = serde_json::from_str(text).ok()?;
+        let profiles = root.get("profiles")?.as_object().filter(|p| !p.is_empty())?;
+        let word = |key: &str| root.get(key).and_then(Value::as_str).filter(|s| !s.is_empty());
+        let mut unused = Vec::new();
+        let profiles = profiles.iter().map(|(name, value)| {
+            let profile = Profile::read(name, value, &mut unused);
+            (name.clone(), profile)
+        });
+        let profiles = profiles.collect();
+        Some(ModelConfig {
+            locked: word("lockedRoutingStrategy").map(str::to_owned),
+            authoritative: root
+                .get("authoritativeRoutingPolicy")
+                .and_then(Value::as_bool)
+                .unwrap_or_default(),
+            default: word("defaultProfile").unwrap_or("default").to_owned(),
+            profiles,
+            unused,
+        })
+    }
+
+    /// The profile of this name, else the default one, with its name. `None`: there is neither.
+    pub fn profile(&self, wanted: Option<&str>) -> Option<(&str, &Profile)> {
+        let named = |name: &str| self.profiles.get_key_value(name).map(|(n, p)| (n.as_str(), p));
+        wanted.and_then(named).or_else(|| named(&self.default))
+    }
+
+    /// The name of the profile that `config-profile: auto` means for this request; `None`: the default one.
+    pub fn auto(&self, features: Features) -> Option<&str> {
+        let fit = self.profiles.iter().filter(|(_, p)| p.hints.hold(features));
+        fit.min_by(|(a, p), (b, q)| p.hints.rank().cmp(&q.hints.rank()).then_with(|| a.cmp(b)))
+            .map(|(name, _)| name.as_str())
+    }
+}
+
+/// Does the header ask for the profile that fits?
+pub fn is_auto(header: &str) -> bool {
+    header.trim().eq_ignore_ascii_case("auto")
+}

@@ -1,0 +1,86 @@
+//! How long was a session's last prompt? A turn that resends its history is charged for what is new in it.
+
+use std::collections::HashMap;
+
+use crate::time::{Duration, Instant};
+
+/// Longest session key that is taken, in bytes.
+pub const KEY_MAX: usize = 256;
+
+/// What one request says that its charge depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    pub model: &'a str,
+    /// The client's `x-aibrix-session-key`.
+    pub key: Option<&'a str>,
+    pub prompt_tokens: u64,
+    /// Share of the prompt that the chosen worker holds, in percent. `None`: nobody looked.
+    pub matched_pct: Option<u32>,
+    /// The session rule is on for this request.
+    pub by_session: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    tokens: u64,
+    at: Instant,
+}
+
+/// The last prompt of each session. No more than so many sessions: a client cannot grow it.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    last: HashMap<String, Last>,
+}
+
+/// How many sessions are remembered, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionRule {
+    pub max: u64,
+    /// Zero: nothing is remembered.
+    pub ttl: Duration,
+}
+
+impl Sessions {
+    /// Tokens of the prompt that have to be computed, by the first rule that applies: what the session has grown
+    /// by, what the worker does not hold, all of it. Remembers the prompt's length for the session's next turn.
+    pub fn new_tokens(&mut self, turn: &Turn<'_>, rule: SessionRule, now: Instant) -> u64 {
+        let grown = turn.key.filter(|k| !k.is_empty() && k.len() <= KEY_MAX).and_then(|key| {
+            let key = format!("{}\0{key}", turn.model);
+            let fresh = |l: &&Last| now.since(l.at) <= rule.ttl;
+            let last = self.last.get(&key).filter(fresh).map(|l| l.tokens);
+            self.remember(key, turn.prompt_tokens, rule, now);
+            let grown = turn.prompt_tokens.checked_sub(last?).filter(|n| *n > 0)?;
+            turn.by_session.then_some(grown)
+        });
+        grown.unwrap_or_else(|| match turn.matched_pct {
+            Some(matched) => {
+                let missing = u128::from(100 - matched.min(100));
+                (u128::from(turn.prompt_tokens) * missing / 100) as u64
+            }
+            None => turn.prompt_tokens,
+        })
+    }
+
+    fn remember(&mut self, key: String, tokens: u64, rule: SessionRule, now: Instant) {
+        let last = Last { tokens, at: now };
+        let room = (self.last.len() as u64) < rule.max;
+        match self.last.get_mut(&key) {
+            Some(known) => *known = last,
+            None if room && !rule.ttl.is_zero() => drop(self.last.insert(key, last)),
+            None => {}
+        }
+    }
+
+    /// Forgets sessions that were idle for longer than the rule says.
+    pub fn sweep(&mut self, rule: SessionRule, now: Instant) {
+        self.last.retain(|_, last| now.since(last.at) <= rule.ttl);
+    }
+
+    pub fn len(&self) -> usize {
+        self.last.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.last.is_empty()
+    }
+}

@@ -1,0 +1,79 @@
+//! Why these workers? What one decision looked at, step by step.
+//!
+//! A decision writes its receipt as it goes, so that the explanation cannot differ from what was done. Nobody
+//! reads most of them: one that is off costs a branch for each line that it does not keep.
+
+use std::borrow::Cow;
+
+/// One step of a decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub name: &'static str,
+    /// It changed who is left.
+    pub fired: bool,
+    pub detail: String,
+}
+
+/// What one candidate scored. Lower is better.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    pub worker: String,
+    pub score: f64,
+    /// What the score was made of.
+    pub terms: Vec<(&'static str, f64)>,
+    /// Why it could not be chosen.
+    pub skipped: Option<Cow<'static, str>>,
+}
+
+/// Tokens that a worker was charged with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Charged {
+    pub worker: String,
+    /// `active`, `kv` or `decode`.
+    pub what: &'static str,
+    pub tokens: u64,
+}
+
+/// The two lists that a decision keeps for each leg.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OfLeg {
+    pub scores: Vec<Score>,
+    /// Those among which the dice chose.
+    pub tied: Vec<String>,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Receipt {
+    on: bool,
+    pub strategy: String,
+    pub profile: Option<String>,
+    pub steps: Vec<Step>,
+    pub prefill: OfLeg,
+    /// Of the worker that answers.
+    pub decode: OfLeg,
+    pub charges: Vec<Charged>,
+}
+
+impl Receipt {
+    /// One that is kept.
+    pub fn on() -> Receipt {
+        Receipt { on: true, ..Receipt::default() }
+    }
+
+    /// One that nobody will read.
+    pub fn off() -> Receipt {
+        Receipt::default()
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// A step and what came of it. The detail is made only if it is kept.
+    pub fn step(&mut self, name: &'static str, fired: bool, detail: impl FnOnce() -> String) {
+        if self.on {
+            self.steps.push(Step { name, fired, detail: detail() });
+        }
+    }
+}

@@ -7,12 +7,15 @@
 # vLLM, 11 GB more for SGLang). One pair runs at a time: three engines, up to 7 GB of memory, up to some minutes to start.
 #
 # For each pair: the recipe's drive.py sends ordinary requests through the gateway, compares each text with that of a
-# plain engine, and asks the engines' own counters whether the KV moved; real-engines.py then sends what a client may
-# have made up to end the decode engine. The last line is "N passed, N failed"; the status is 0 if none failed.
+# plain engine, and asks the engines' own counters whether the KV moved. real-engines.py then sends what a client may have
+# made up to end the decode engine, compares every API and shape of request with the plain engine, lets crowds of clients
+# leave at every stage and asks the engines whether they hold KV for anybody, and kills each engine and brings it back.
+# The last line is "N passed, N failed"; the status is 0 if none failed.
 #
 # Settings: RECIPE, the directory with setup.sh, run_pair.sh and drive.py (default: ../shared/real-engine beside this
 # repository); BATON_BIN (default: a release build if there is one, else a debug build); LOG_DIR (default:
-# target/real-engines); ROUNDS of drive.py (default: 3); START_TIMEOUT in seconds (default: 900).
+# target/real-engines); ROUNDS of drive.py (default: 3); START_TIMEOUT in seconds (default: 900); PARTS of real-engines.py
+# (default: all).
 set -euo pipefail
 
 usage="usage: tests/real-engines.sh DIR [vllm|sglang|all]"
@@ -30,7 +33,8 @@ print(*(s.getsockname()[1] for s in sockets))')
     gateway=http://127.0.0.1:$port
 
     local flags=(--pd-disaggregation --host 127.0.0.1 --port "$port"
-        --prometheus-host 127.0.0.1 --prometheus-port "$metrics")
+        --prometheus-host 127.0.0.1 --prometheus-port "$metrics"
+        --health-check-interval-secs 5 --cb-timeout-duration-secs 10)
     if [ "$engine" = sglang ]; then
         flags+=(--prefill "$PREFILL_URL" "$BOOTSTRAP_PORT" --decode "$DECODE_URL")
     fi
@@ -50,13 +54,14 @@ print(*(s.getsockname()[1] for s in sockets))')
 
     local failed=0
     step "$PAIR_PYTHON" "$drive" --gateway "$gateway" --rounds "${ROUNDS:-3}"
-    step "$PAIR_PYTHON" "$top/tests/real-engines.py" "$engine" "$gateway"
+    # shellcheck disable=SC2086
+    step "$PAIR_PYTHON" "$top/tests/real-engines.py" "$engine" "$gateway" "http://127.0.0.1:$metrics" ${PARTS:-}
     return $failed
 }
 
 step() {
     echo "-- $(basename "$2")"
-    timeout --kill-after=10 600 "$@" || { echo "FAILED step $(basename "$2")"; failed=1; }
+    timeout --foreground --kill-after=10 2400 "$@" || { echo "FAILED step $(basename "$2")"; failed=1; }
 }
 
 register() { # GATEWAY URL ROLE

@@ -11,7 +11,7 @@ from pair import COMPLETIONS, MODEL, post, until
 # A request that meets a dead engine must be answered within this many seconds.
 TOLD = 20
 # The gateway's health checks and breakers must have found the engine again after this many seconds.
-BACK = 90
+BACK = 60
 
 
 def body(pair, **more):

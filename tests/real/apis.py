@@ -6,8 +6,6 @@ import answers
 from pair import CHAT, COMPLETIONS, COUNT, GENERATE, MESSAGES, MODEL, RESPONSES, like, post
 
 BASE = {"model": MODEL, "temperature": 0, "max_tokens": 12}
-# vLLM refuses several samples of a greedy request; this near to zero they are as certain.
-NEARLY = {"temperature": 0.02, "seed": 7}
 
 
 def chat(pair, count=120, **more):
@@ -21,7 +19,7 @@ def completion(pair, count=150, **more):
 
 def cases(pair):
     """Title, path, body, and whether KV moves. With vLLM, what cannot share one hand-off is the decode's alone."""
-    shared = pair.engine.fans_out
+    shared, alike = pair.engine.fans_out, pair.engine.alike
     streams = ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}})
     for more in ({}, *streams):
         how = ", streamed with usage" if "stream_options" in more else ", streamed" if more else ""
@@ -32,12 +30,12 @@ def cases(pair):
             pair, prompt=[pair.words(n) for n in (90, 200, 40)], **more), shared
         yield f"a list of lists of token ids{how}", COMPLETIONS, completion(
             pair, prompt=[pair.tokens(n) for n in (200, 60)], **more), shared
-        yield f"three samples{how}", COMPLETIONS, completion(pair, n=3, **NEARLY, **more), shared
-        yield f"two samples of a chat{how}", CHAT, chat(pair, n=2, **NEARLY, **more), shared
+        yield f"three samples{how}", COMPLETIONS, completion(pair, n=3, **alike, **more), shared
+        yield f"two samples of a chat{how}", CHAT, chat(pair, n=2, **alike, **more), shared
     for more in ({}, {"stream": True}):
         how = ", streamed" if more else ""
         yield f"two samples of each of two texts{how}", COMPLETIONS, completion(
-            pair, prompt=[pair.words(50), pair.words(80)], n=2, **NEARLY, **more), shared
+            pair, prompt=[pair.words(50), pair.words(80)], n=2, **alike, **more), shared
         yield f"log probabilities of a completion{how}", COMPLETIONS, completion(pair, logprobs=2, **more), True
         yield f"log probabilities of a chat{how}", CHAT, chat(pair, logprobs=True, top_logprobs=2, **more), True
         yield f"echo{how}", COMPLETIONS, completion(pair, echo=True, **more), None
@@ -64,7 +62,7 @@ def native(pair):
         yield f"/generate, a list of texts{how}", GENERATE, {
             "text": [pair.words(60), pair.words(90)], "sampling_params": sampling, **more}, True
         yield f"/generate, two samples{how}", GENERATE, {
-            "text": pair.words(60), "sampling_params": {**sampling, "temperature": 0.02, "n": 2}, **more}, True
+            "text": pair.words(60), "sampling_params": {**sampling, "n": 2}, **more}, True
         yield f"/generate, log probabilities of the prompt{how}", GENERATE, {
             "text": pair.words(40), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0, **more}, True
 

@@ -86,6 +86,8 @@ class Vllm:
     """vLLM with NIXL. `n`, lists of prompts and `echo` go to the decode alone: a hand-off has one consumer."""
 
     name, fans_out = "vllm", False
+    # It refuses several samples of a greedy request; this near to zero they are as certain.
+    alike = {"temperature": 0.02, "seed": 7}
 
     def moved(self, decode):
         """How much KV came to the decode engine, and how many prompt tokens it computed itself."""
@@ -102,7 +104,7 @@ class Vllm:
 class Sglang:
     """SGLang with Mooncake. Everything is fanned out or has a room for each prompt, so KV always moves."""
 
-    name, fans_out = "sglang", True
+    name, fans_out, alike = "sglang", True, {}
 
     def moved(self, decode):
         # Requests whose KV the decode engine made room for. It counts no bytes; the prefill engine does, in drive.py.
@@ -112,14 +114,8 @@ class Sglang:
     def held(self, url):
         # Its gauges in /metrics stay as they were at the last step; the scheduler itself is asked here.
         loads = json.loads(get(url + "/v1/loads?include=all"))["loads"]
-        queues = ("prefill_bootstrap", "prefill_inflight", "prefill_prealloc", "decode_prealloc", "decode_transfer",
-                  "decode_retracted")
-        open_requests = tokens = 0
-        for load in loads:
-            ends = load.get("disaggregation") or {}
-            open_requests += load["num_running_reqs"] + load["num_waiting_reqs"]
-            open_requests += sum(ends.get(f"{queue}_queue_reqs") or 0 for queue in queues)
-            tokens += load["num_used_tokens"]
+        open_requests = sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+        tokens = sum(load["num_used_tokens"] for load in loads)
         return open_requests, tokens
 
 

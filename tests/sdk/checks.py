@@ -15,10 +15,6 @@ import traceback
 from cluster import Demo
 
 
-def only_for(engine):
-    return lambda check: vars(check).update(only_for=engine) or check
-
-
 def strands(check):
     """The check makes decode engines fail, so that KV may stay where it is until its lease ends."""
     check.strands = True
@@ -87,8 +83,7 @@ def run(title, found, case_of):
         try:
             case = case_of(demo)
             for check in filter(tally.wants, each):
-                if getattr(check, "only_for", engine) == engine:
-                    tally.run(f"{engine}: {check.__name__[6:]}", lambda: and_at_rest(check, case))
+                tally.run(f"{engine}: {check.__name__[6:]}", lambda: and_at_rest(check, case))
             for check in filter(tally.wants, once if engine == "vllm" else ()):
                 tally.run(check.__name__[6:], lambda: check(baton, demo))
             tally.run(f"{engine}: the demo ends with status 0", lambda: stops(demo))

@@ -31,12 +31,13 @@ use crate::lane::Lane;
 use crate::relay::{STILL_THERE, alive};
 use crate::upstream::Head;
 
-type Starting = Pin<Box<dyn Future<Output = (Box<Drive>, Turn)> + Send>>;
+/// Boxed: a drive runs as its own future and outlives it.
+type Boxed = Box<Drive>;
+type Starting = Pin<Box<dyn Future<Output = (Boxed, Turn)> + Send>>;
 
 /// A part whose answer has begun.
 struct Part {
-    /// Boxed: a drive runs as its own future and outlives it.
-    drive: Box<Drive>,
+    drive: Boxed,
     /// The whole of its answer, if the prefill had the last word: one event stream, or one JSON object.
     told: Option<Bytes>,
 }
@@ -87,7 +88,7 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
 }
 
 /// All parts' heads, or the first fault. Dropping the rest ends their legs.
-async fn start(drives: Vec<Box<Drive>>, gather: &mut Gather) -> Result<Vec<(Part, Option<Head>)>, Fault> {
+async fn start(drives: Vec<Boxed>, gather: &mut Gather) -> Result<Vec<(Part, Option<Head>)>, Fault> {
     let mut starting: Vec<Option<Starting>> =
         drives.into_iter().map(|d| Some(Box::pin(d.run()) as Starting)).collect();
     let mut started: Vec<Option<(Part, Option<Head>)>> = starting.iter().map(|_| None).collect();

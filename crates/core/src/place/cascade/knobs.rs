@@ -186,6 +186,12 @@ impl Default for Knobs {
 /// Reads one variable into its knob. `None`: its value cannot be used.
 type Reader = fn(&mut Knobs, &str) -> Option<()>;
 
+/// `None` leaves the knob as it was.
+fn set<T>(knob: &mut T, read: Option<T>) -> Option<()> {
+    *knob = read?;
+    Some(())
+}
+
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
@@ -193,37 +199,39 @@ fn secs(n: u64) -> Duration {
 impl Knobs {
     /// Every variable that the cascade reads, and how.
     pub const VARIABLES: &'static [(&'static str, Reader)] = &[
-        ("AIBRIX_PROMPT_LENGTH_BUCKETING", |k, t| Some(k.bucketing = read::switch(t)?)),
-        ("AIBRIX_BUCKET_SERVE", |k, t| Some(k.bucket_serve = read::switch(t)?)),
-        ("AIBRIX_BUCKET_SERVE_MODE", |k, t| Some(k.serve_mode = ServeMode::parse(t)?)),
-        ("AIBRIX_PREFILL_SCORE_POLICY", |k, t| Some(k.prefill_score = PrefillScore::parse(t)?)),
-        ("AIBRIX_DECODE_SCORE_POLICY", |k, t| Some(k.decode_score = DecodeScore::parse(t)?)),
-        ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", |k, t| Some(k.deviations = read::positive(t)?)),
-        ("AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD", |k, t| Some(k.prefill_spread = read::positive(t)?)),
-        ("AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD", |k, t| Some(k.decode_spread = read::above_zero(t)?)),
+        ("AIBRIX_PROMPT_LENGTH_BUCKETING", |k, t| set(&mut k.bucketing, read::switch(t))),
+        ("AIBRIX_BUCKET_SERVE", |k, t| set(&mut k.bucket_serve, read::switch(t))),
+        ("AIBRIX_BUCKET_SERVE_MODE", |k, t| set(&mut k.serve_mode, ServeMode::parse(t))),
+        ("AIBRIX_PREFILL_SCORE_POLICY", |k, t| set(&mut k.prefill_score, PrefillScore::parse(t))),
+        ("AIBRIX_DECODE_SCORE_POLICY", |k, t| set(&mut k.decode_score, DecodeScore::parse(t))),
+        ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", |k, t| set(&mut k.deviations, read::positive(t))),
+        ("AIBRIX_PREFILL_LOAD_IMBALANCE_MIN_SPREAD", |k, t| set(&mut k.prefill_spread, read::positive(t))),
+        ("AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD", |k, t| set(&mut k.decode_spread, read::above_zero(t))),
         ("AIBRIX_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD", |k, t| {
-            Some(k.throughput_spread = read::above_zero(t)?)
+            set(&mut k.throughput_spread, read::above_zero(t))
         }),
-        ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", |k, t| Some(k.score_ratio = read::above_zero(t)?)),
-        ("AIBRIX_DECODE_LB_WEIGHT_RUNNING", |k, t| Some(k.weight_running = read::above_zero(t)?)),
-        ("AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT", |k, t| Some(k.weight_throughput = read::above_zero(t)?)),
-        ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", |k, t| Some(k.kv_weight = read::above_zero(t)?)),
-        ("AIBRIX_TOKEN_LOAD_REQUEST_COST", |k, t| Some(k.request_cost = read::positive(t)?)),
-        ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", |k, t| Some(k.charge_ttl = secs(read::positive(t)?))),
-        ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", |k, t| Some(k.session_ttl = secs(read::whole(t)?))),
-        ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", |k, t| Some(k.sessions_max = read::positive(t)?)),
-        ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", |k, t| Some(k.hybrid_factor = read::within(t, 1.0)?)),
-        ("AIBRIX_MIN_MATCH_PCT", |k, t| Some(k.min_match_pct = read::within(t, 100.0)?)),
-        ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", |k, t| Some(k.output_growth = read::switch(t)?)),
-        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", |k, t| Some(k.prefill_timeout = secs(read::positive(t)?))),
-        ("AIBRIX_DECODE_ABORT_TIMEOUT", |k, t| Some(k.abort_timeout = secs(read::whole(t)?))),
-        ("AIBRIX_DECODE_ABORT_RETRY_DELAY", |k, t| Some(k.abort_retry_delay = secs(read::whole(t)?))),
+        ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", |k, t| set(&mut k.score_ratio, read::above_zero(t))),
+        ("AIBRIX_DECODE_LB_WEIGHT_RUNNING", |k, t| set(&mut k.weight_running, read::above_zero(t))),
+        ("AIBRIX_DECODE_LB_WEIGHT_THROUGHPUT", |k, t| set(&mut k.weight_throughput, read::above_zero(t))),
+        ("AIBRIX_TOKEN_LOAD_KV_WEIGHT", |k, t| set(&mut k.kv_weight, read::above_zero(t))),
+        ("AIBRIX_TOKEN_LOAD_REQUEST_COST", |k, t| set(&mut k.request_cost, read::positive(t))),
+        ("AIBRIX_TOKEN_LOAD_TTL_SECONDS", |k, t| set(&mut k.charge_ttl, read::positive(t).map(secs))),
+        ("AIBRIX_TOKEN_LOAD_SESSION_TTL_SECONDS", |k, t| set(&mut k.session_ttl, read::whole(t).map(secs))),
+        ("AIBRIX_TOKEN_LOAD_MAX_SESSIONS", |k, t| set(&mut k.sessions_max, read::positive(t))),
+        ("AIBRIX_HYBRID_CACHE_LOAD_FACTOR", |k, t| set(&mut k.hybrid_factor, read::within(t, 1.0))),
+        ("AIBRIX_MIN_MATCH_PCT", |k, t| set(&mut k.min_match_pct, read::within(t, 100.0))),
+        ("AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH", |k, t| set(&mut k.output_growth, read::switch(t))),
+        ("AIBRIX_PREFILL_REQUEST_TIMEOUT", |k, t| set(&mut k.prefill_timeout, read::positive(t).map(secs))),
+        ("AIBRIX_DECODE_ABORT_TIMEOUT", |k, t| set(&mut k.abort_timeout, read::whole(t).map(secs))),
+        ("AIBRIX_DECODE_ABORT_RETRY_DELAY", |k, t| set(&mut k.abort_retry_delay, read::whole(t).map(secs))),
         ("AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT", |k, t| {
-            Some(k.first_response_timeout = secs(read::whole(t)?))
+            set(&mut k.first_response_timeout, read::whole(t).map(secs))
         }),
-        ("AIBRIX_DECODE_RESPONSE_TIMEOUT", |k, t| Some(k.response_timeout = secs(read::whole(t)?))),
-        ("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT", |k, t| Some(k.stream_idle_timeout = secs(read::whole(t)?))),
-        ("ROUTING_ALGORITHM", |k, t| Some(k.routing_algorithm = Some(t.to_owned()))),
+        ("AIBRIX_DECODE_RESPONSE_TIMEOUT", |k, t| set(&mut k.response_timeout, read::whole(t).map(secs))),
+        ("AIBRIX_DECODE_STREAM_IDLE_TIMEOUT", |k, t| {
+            set(&mut k.stream_idle_timeout, read::whole(t).map(secs))
+        }),
+        ("ROUTING_ALGORITHM", |k, t| set(&mut k.routing_algorithm, Some(Some(t.to_owned())))),
     ];
 
     /// Reads the environment. One sentence for each value that cannot be used; the default stands there.

@@ -533,7 +533,7 @@ async fn an_engine_that_comes_back_with_other_ranks_has_as_many_workers() {
         size(n);
         registry.suspect(0);
         ranks(n).await;
-        assert_eq!(registry.find(&format!("{}@0", fake.url())), [id.clone()]);
+        assert_eq!(registry.find(&format!("{}@0", fake.url())), std::slice::from_ref(&id));
     }
     registry.shutdown();
 }

@@ -125,7 +125,8 @@ pub const IN_TURN: Course = course(Order::InTurn, Start::DecodeHead, Abort::Canc
 pub const IN_TURN_FREE: Course = course(Order::InTurn, Start::DecodeHead, Abort::Cancel, false);
 pub const TOGETHER: Course =
     Course { by_name: true, ..course(Order::Together, Start::BothHeads, Abort::Cancel, false) };
-pub const TOGETHER_TO_END: Course = course(Order::Together, Start::PrefillEnd, Abort::Cancel, false);
+pub const TOGETHER_TO_END: Course =
+    Course { by_name: true, ..course(Order::Together, Start::PrefillEnd, Abort::Cancel, false) };
 pub const TOGETHER_READ: Course = Course { reads_prefill: true, ..TOGETHER_TO_END };
 
 const ANY: [Course; 7] =

@@ -1,6 +1,12 @@
 //! AIBrix's cascade, step by step. Rows bear the numbers of its cases.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::type_complexity,
+    clippy::excessive_precision,
+    clippy::inconsistent_digit_grouping,
+    reason = "rows of figures"
+)]
 
 use baton_core::dice::Dice;
 use baton_core::place::cascade::bands::{Group, plan};

@@ -127,10 +127,20 @@ pub const TOGETHER: Course =
     Course { by_name: true, ..course(Order::Together, Start::BothHeads, Abort::Cancel, false) };
 pub const TOGETHER_TO_END: Course =
     Course { by_name: true, ..course(Order::Together, Start::PrefillEnd, Abort::Cancel, false) };
-pub const TOGETHER_READ: Course = Course { reads_prefill: true, ..TOGETHER_TO_END };
+pub const TOGETHER_READ: Course = Course { reads_prefill: true, by_name: false, ..TOGETHER_TO_END };
+/// As above, with an engine that is asked by the request's name.
+const TOGETHER_READ_NAMED: Course = Course { reads_prefill: true, ..TOGETHER_TO_END };
 
-const ANY: [Course; 7] =
-    [DECODE_ONLY, WHOLE, IN_TURN, IN_TURN_FREE, TOGETHER, TOGETHER_TO_END, TOGETHER_READ];
+const ANY: [Course; 8] = [
+    DECODE_ONLY,
+    WHOLE,
+    IN_TURN,
+    IN_TURN_FREE,
+    TOGETHER,
+    TOGETHER_TO_END,
+    TOGETHER_READ,
+    TOGETHER_READ_NAMED,
+];
 
 /// Every kind of plan that the types allow, by name.
 const KINDS: [(&str, &[Course]); 19] = [
@@ -222,9 +232,9 @@ fn every_order_of_events_keeps_the_rules() {
         together, read, both heads     1     64     276  10                504
         together, read, both heads     2    919    3609  15              52218
         together, read, both heads     3   1657    6942  20            4453110
-        as planned today, any          1    295    1080  10               1518
-        as planned today, any          2   6262   21245  16             540054
-        as planned today, any          3  11617   41410  22          159513456
+        as planned today, any          1    340    1326  10               1998
+        as planned today, any          2   7342   26339  16             914556
+        as planned today, any          3  13603   51352  22          347846442
         in turn, then together         1    130     402  10                465
         in turn, then together         2   2050    5809  16              53919
         in turn, then together         3   3742   11216  22            5151819

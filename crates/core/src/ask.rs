@@ -9,6 +9,7 @@
 use crate::body::{Edit, Envelope, scalar};
 use crate::fault::{Fault, Shape};
 use crate::prompt::Prompt;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The APIs whose requests go to workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,6 +129,51 @@ pub struct Ask {
     /// Length of the body in bytes.
     pub size: usize,
     pub prompt: Prompt,
+    pub hints: Hints,
+}
+
+/// What the client says about where its request should go. Keys are kept as hashes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// The routing key: of a header, else the body's `rid`.
+    pub key: Option<u64>,
+    /// `x-smg-target-worker`: the place of a worker among the candidates; `Some(None)` for what is no number.
+    pub target: Option<Option<usize>>,
+    /// What stands for a key where there is none: the client's address, else its cookie (SMG 1.13).
+    pub implied: Option<u64>,
+}
+
+/// Longest routing key taken, in bytes (SMG 1.13). A longer one is ignored.
+pub const ROUTING_KEY_MAX: usize = 128;
+
+impl Hints {
+    /// A routing key. Keys that differ only in the number of a turn or a retry (`_t3`, `_r1`) are one session
+    /// (SMG 1.13). False if it is none.
+    pub fn hear_key(&mut self, key: &[u8]) -> bool {
+        let fits = (1..=ROUTING_KEY_MAX).contains(&key.len()) && std::str::from_utf8(key).is_ok();
+        if fits {
+            self.key = Some(xxh3_64(unnumbered(unnumbered(key, b"_r"), b"_t")));
+        }
+        fits
+    }
+
+    pub fn hear_target(&mut self, index: &[u8]) {
+        self.target = Some(std::str::from_utf8(index).ok().and_then(|index| index.trim().parse().ok()));
+    }
+
+    pub fn imply(&mut self, text: &[u8]) {
+        self.implied = Some(xxh3_64(text));
+    }
+}
+
+/// Without a number at its end that this mark introduces, unless that is all there is.
+fn unnumbered<'a>(key: &'a [u8], mark: &[u8]) -> &'a [u8] {
+    let digits = key.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let (stem, number) = key.split_at(key.len() - digits);
+    match stem.strip_suffix(mark) {
+        Some(rest) if !number.is_empty() && !rest.is_empty() => rest,
+        _ => key,
+    }
 }
 
 /// Which of the members that a prefill leg rewrites are in the body.
@@ -200,6 +246,7 @@ impl Ask {
             strip: Vec::new(),
             size: body.len(),
             prompt: Prompt::of(api, body.clone()),
+            hints: Hints::default(),
         };
         let mut seen = Seen::default();
         for (key, value) in body.members() {
@@ -290,6 +337,11 @@ impl Ask {
             return Err(Fault::RepeatedMember { key: key.to_owned() });
         }
         self.strip.push(Edit::remove(key.to_owned()));
+        if key == "rid"
+            && let Some(rid) = scalar::as_str(value)
+        {
+            self.hints.hear_key(rid.as_bytes());
+        }
         if key == "request_id" {
             self.hear_request_id(scalar::as_str(value).unwrap_or_default().as_bytes());
         }

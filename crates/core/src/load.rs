@@ -11,17 +11,37 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::time::Instant;
+
 /// What is in flight on one worker, and what has been.
 #[derive(Debug, Default)]
 pub struct Load {
     in_flight: AtomicU32,
     taken: AtomicU64,
+    /// Tokens that the legs in flight have to compute.
+    work: AtomicU64,
+    /// Microseconds.
+    chosen: AtomicU64,
 }
 
 impl Load {
     /// Rooms taken now: one for each sequence of each leg in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Tokens of prompts that the legs in flight have to compute, as far as leases carry them.
+    pub fn work(&self) -> u64 {
+        self.work.load(Ordering::Relaxed)
+    }
+
+    /// When a policy that goes round last chose this worker.
+    pub fn last_chosen(&self) -> Instant {
+        Instant::from_micros(self.chosen.load(Ordering::Relaxed))
+    }
+
+    pub fn chosen_at(&self, now: Instant) {
+        self.chosen.store(now.as_micros(), Ordering::Relaxed);
     }
 
     /// Leases taken since the worker joined.
@@ -52,7 +72,7 @@ impl Load {
 
     fn leased(self: &Arc<Load>, rooms: u32) -> Lease {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        Lease { load: self.clone(), rooms }
+        Lease { load: self.clone(), rooms, work: 0 }
     }
 }
 
@@ -62,6 +82,7 @@ impl Load {
 pub struct Lease {
     load: Arc<Load>,
     rooms: u32,
+    work: u64,
 }
 
 impl Lease {
@@ -69,11 +90,20 @@ impl Lease {
     pub fn rooms(&self) -> u32 {
         self.rooms
     }
+
+    /// This leg has so many tokens more to compute, until the lease is given back.
+    pub fn carry(&mut self, tokens: u64) {
+        self.work = self.work.saturating_add(tokens);
+        self.load.work.fetch_add(tokens, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         self.load.in_flight.fetch_sub(self.rooms, Ordering::Relaxed);
+        if self.work > 0 {
+            self.load.work.fetch_sub(self.work, Ordering::Relaxed);
+        }
     }
 }
 
@@ -84,12 +114,14 @@ mod tests {
     #[test]
     fn dropping_gives_back_and_a_stale_sight_does_not_take() {
         let load = Arc::new(Load::default());
-        let a = load.take();
+        let mut a = load.take();
+        a.carry(700);
+        assert_eq!(load.work(), 700);
         assert!(load.take_if(0, 1).is_none());
         let b = load.take_if(1, 1);
         assert_eq!(load.in_flight(), 2);
         drop((a, b));
-        assert_eq!((load.in_flight(), load.taken()), (0, 2));
+        assert_eq!((load.in_flight(), load.taken(), load.work()), (0, 2, 0));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
 use crate::load::Load;
 use crate::time::Instant;
 use index::{Partners, apart};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The live state of one worker that outlives a change of its description.
 #[derive(Debug, Default)]
@@ -31,6 +32,8 @@ pub struct Pulse {
     alarm: AtomicU32,
     /// Microseconds; when the worker was last asked what a restart of it changes. 0: never.
     told: AtomicU64,
+    /// How often the worker may have lost all that it remembered.
+    life: AtomicU32,
     breaker: Mutex<Breaker>,
 }
 
@@ -39,8 +42,22 @@ impl Pulse {
         Status::from_u8(self.status.load(Ordering::Acquire))
     }
 
+    /// A worker that was well and is not any more may be another process when it comes back.
     pub fn set_status(&self, status: Status) {
-        self.status.store(status as u8, Ordering::Release);
+        let was = Status::from_u8(self.status.swap(status as u8, Ordering::AcqRel));
+        if was == Status::Ready && !matches!(status, Status::Ready | Status::Draining) {
+            self.reborn();
+        }
+    }
+
+    /// What the worker remembered of prompts is gone, as far as anybody knows.
+    pub fn reborn(&self) {
+        self.life.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Changes whenever the worker may have lost its memory.
+    pub fn life(&self) -> u32 {
+        self.life.load(Ordering::Acquire)
     }
 
     /// May a request go to this worker now? Two loads when all is well.
@@ -101,6 +118,8 @@ pub struct Seat {
     pub worker: Arc<Worker>,
     /// How many sequences the worker runs at once; more are not sent to it. Read from the description.
     pub window: Option<u32>,
+    /// Where the worker stands for policies that hash: the same for every gateway.
+    pub point: u64,
     pub load: Arc<Load>,
     pub pulse: Arc<Pulse>,
 }
@@ -108,7 +127,8 @@ pub struct Seat {
 impl Seat {
     pub fn new(slot: u32, worker: Worker) -> Seat {
         let window = worker.window();
-        Seat { slot, worker: Arc::new(worker), window, load: Arc::default(), pulse: Arc::default() }
+        let (point, worker) = (point(&worker), Arc::new(worker));
+        Seat { slot, worker, window, point, load: Arc::default(), pulse: Arc::default() }
     }
 
     /// Has the window room for so many more sequences?
@@ -122,8 +142,12 @@ impl Seat {
     }
 
     fn described(&self, worker: Arc<Worker>) -> Seat {
-        Seat { window: worker.window(), worker, ..self.clone() }
+        Seat { window: worker.window(), point: point(&worker), worker, ..self.clone() }
     }
+}
+
+fn point(worker: &Worker) -> u64 {
+    xxh3_64_with_seed(worker.url.as_bytes(), worker.dp_rank.map_or(0, |rank| u64::from(rank) + 1))
 }
 
 /// A named change of the fleet.
@@ -144,6 +168,7 @@ pub enum FleetChange {
 #[derive(Debug, Default)]
 pub struct Fleet {
     mode: PairingMode,
+    version: u64,
     seats: BTreeMap<u32, Arc<Seat>>,
     prefill: Vec<Prefill>,
     decode: Vec<Arc<Seat>>,
@@ -182,7 +207,7 @@ impl Fleet {
                 FleetChange::Leave { slot } => drop(seats.remove(&slot)),
             }
         }
-        Fleet::of(self.mode, seats)
+        Fleet { version: self.version + 1, ..Fleet::of(self.mode, seats) }
     }
 
     fn of(mode: PairingMode, seats: BTreeMap<u32, Arc<Seat>>) -> Fleet {
@@ -194,7 +219,12 @@ impl Fleet {
             .collect();
         let no_pair = apart(mode, &prefill, &decode).map(Arc::from);
         let whole = by(Role::Whole).collect();
-        Fleet { mode, prefill, decode, whole, no_pair, seats }
+        Fleet { mode, version: 0, prefill, decode, whole, no_pair, seats }
+    }
+
+    /// Grows with each change.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     pub fn seats(&self) -> impl Iterator<Item = &Arc<Seat>> {

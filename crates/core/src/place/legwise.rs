@@ -152,7 +152,7 @@ fn take(
     look: &Look<'_>,
     dice: &mut Dice,
 ) -> Option<Taken> {
-    while let Some(taken) = policy.take(&mut seats, rooms, dice) {
+    while let Some(taken) = policy.take(&mut seats, rooms, look, dice) {
         if taken.seat.pulse.enter(look.now) {
             return Some(taken);
         }

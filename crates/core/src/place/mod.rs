@@ -7,11 +7,15 @@
 //! The seam for what comes later: another strategy is another arm of [`Strategy`], another policy is
 //! another arm of [`Policy`] and a file beside `policy.rs`.
 
+mod affinity;
 pub mod cascade;
+mod keys;
 mod legwise;
 mod policy;
 mod queue;
 pub mod receipt;
+mod sizes;
+mod tuning;
 mod turns;
 
 use std::sync::Arc;
@@ -19,6 +23,7 @@ use std::sync::Arc;
 pub use legwise::Legwise;
 pub use policy::{Policy, PolicyName};
 pub use queue::{Queue, Ticket};
+pub use tuning::{Assignment, Tuning};
 
 use smallvec::SmallVec;
 
@@ -27,7 +32,9 @@ use crate::dice::Dice;
 use crate::fault::Fault;
 use crate::fleet::{Fleet, Seat};
 use crate::load::Lease;
+use crate::prefix::Mark;
 use crate::time::Instant;
+use keys::KeyLease;
 
 /// The chosen workers and the places taken on them.
 #[derive(Debug)]
@@ -50,6 +57,24 @@ pub enum Placement {
 pub struct Taken {
     pub seat: Arc<Seat>,
     pub lease: Lease,
+    /// What the policy believes that the worker will have of the prompt.
+    mark: Option<Mark>,
+    /// One request of its routing key.
+    key: Option<KeyLease>,
+}
+
+impl Taken {
+    fn new(seat: &Arc<Seat>, lease: Lease) -> Taken {
+        Taken { seat: Arc::clone(seat), lease, mark: None, key: None }
+    }
+
+    /// The worker has computed the prompt. Without this it is taken to have nothing of it that it had not
+    /// before.
+    pub fn computed(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            mark.keep();
+        }
+    }
 }
 
 /// Why there is no placement.
@@ -127,6 +152,6 @@ pub fn partner(fleet: &Fleet, prefill: &str, avoid: &str, now: Instant, dice: &m
     let well: Seats<'_> = own.partners.iter().filter(|s| s.pulse.available(now)).collect();
     let other: Seats<'_> = well.iter().copied().filter(|s| s.worker.id != avoid).collect();
     let seat = policy::least(if other.is_empty() { well } else { other }.into_iter(), dice)?.0;
-    let taken = Taken { seat: Arc::clone(seat), lease: seat.load.take() };
+    let taken = Taken::new(seat, seat.load.take());
     taken.seat.pulse.enter(now).then_some(taken)
 }

@@ -1,11 +1,23 @@
 //! One leg's choice among candidates that are all fit to serve.
+//!
+//! A choice is made on what is seen of the request once ([`Sight`]: its prompt's blocks and who holds them,
+//! its key, its size), and made again when the load it was made on has changed before the place was taken.
+//!
+//! Load is what this gateway has in flight. A worker is passed over by every policy of affinity when it has
+//! more than its share ([`gate`]), so that no hot prompt or key can pin it.
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
+use super::affinity::{self, Backlog};
+use super::keys::{Keys, Pin};
+use super::sizes::Sizes;
 use super::turns::Turns;
-use super::{Seats, Taken};
+use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
 use crate::fleet::Seat;
+use crate::prefix::{Holder, PrefixIndex};
 
 /// SMG's policy names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,57 +26,121 @@ pub enum PolicyName {
     Random,
     PowerOfTwo,
     LeastLoad,
+    CacheAware,
+    PrefixHash,
+    ConsistentHashing,
+    Manual,
+    Bucket,
 }
 
 impl PolicyName {
+    pub const ALL: [PolicyName; 9] = [
+        PolicyName::RoundRobin,
+        PolicyName::Random,
+        PolicyName::PowerOfTwo,
+        PolicyName::LeastLoad,
+        PolicyName::CacheAware,
+        PolicyName::PrefixHash,
+        PolicyName::ConsistentHashing,
+        PolicyName::Manual,
+        PolicyName::Bucket,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             PolicyName::RoundRobin => "round_robin",
             PolicyName::Random => "random",
             PolicyName::PowerOfTwo => "power_of_two",
             PolicyName::LeastLoad => "least_load",
+            PolicyName::CacheAware => "cache_aware",
+            PolicyName::PrefixHash => "prefix_hash",
+            PolicyName::ConsistentHashing => "consistent_hashing",
+            PolicyName::Manual => "manual",
+            PolicyName::Bucket => "bucket",
         }
+    }
+
+    /// Makes its own use of routing keys: nothing overrides it.
+    fn keyed(self) -> bool {
+        matches!(self, PolicyName::ConsistentHashing | PolicyName::Manual)
     }
 }
 
 /// One leg's policy with its own state.
 #[derive(Debug)]
-pub enum Policy {
-    RoundRobin(Turns),
-    Random,
-    PowerOfTwo,
-    LeastLoad,
+pub struct Policy {
+    name: PolicyName,
+    tuning: Tuning,
+    turns: Turns,
+    index: Option<Arc<PrefixIndex>>,
+    keys: Option<Arc<Keys>>,
+    sizes: Option<Sizes>,
 }
+
+/// What a choice looks at of the request, read once.
+struct Sight<'a> {
+    look: &'a Look<'a>,
+    /// What hashing policies hash.
+    hash: Option<u64>,
+    /// The key that sticks, and where it is.
+    key: Option<(u64, Pin)>,
+    backlog: Option<Backlog>,
+    bytes: u64,
+}
+
+/// A chosen worker, and the load it was chosen on if the load mattered.
+type Choice<'a> = (&'a Arc<Seat>, Option<u32>);
 
 /// How often a choice is made anew because another request took the place first. Past it the place is
 /// taken whatever the load, if the window has room: the count stays right, only the choice may be one off.
 const TRIES: usize = 64;
 
+/// A pinned worker that has so many requests of the key in flight is not the only choice any more (SMG 1.13).
+const OWN_BUSY: u32 = 2;
+
 impl Policy {
     pub fn new(name: PolicyName) -> Policy {
-        match name {
-            PolicyName::RoundRobin => Policy::RoundRobin(Turns::default()),
-            PolicyName::Random => Policy::Random,
-            PolicyName::PowerOfTwo => Policy::PowerOfTwo,
-            PolicyName::LeastLoad => Policy::LeastLoad,
+        Policy::tuned(name, Tuning::default())
+    }
+
+    pub fn tuned(name: PolicyName, tuning: Tuning) -> Policy {
+        let sticks = name == PolicyName::Manual || tuning.sticky && !name.keyed();
+        let index = || Arc::new(PrefixIndex::new(tuning.index_bytes));
+        Policy {
+            name,
+            turns: Turns::default(),
+            index: (name == PolicyName::CacheAware).then(index),
+            keys: sticks.then(|| Arc::new(Keys::new(&tuning))),
+            sizes: (name == PolicyName::Bucket).then(|| Sizes::new(tuning.bucket_every)),
+            tuning,
         }
     }
 
     pub fn name(&self) -> PolicyName {
-        match self {
-            Policy::RoundRobin(_) => PolicyName::RoundRobin,
-            Policy::Random => PolicyName::Random,
-            Policy::PowerOfTwo => PolicyName::PowerOfTwo,
-            Policy::LeastLoad => PolicyName::LeastLoad,
-        }
+        self.name
     }
 
-    /// Chooses and takes rooms in one step. `None` only if no candidate has room for them. Candidates that
-    /// turn out to be full are left out.
-    pub fn take(&self, candidates: &mut Seats<'_>, rooms: u32, dice: &mut Dice) -> Option<Taken> {
+    /// The index of prompts, where the policy has one.
+    pub fn index(&self) -> Option<&Arc<PrefixIndex>> {
+        self.index.as_ref()
+    }
+
+    /// Chooses and takes rooms in one step. `None` if no candidate has room for them, or if the client named a
+    /// worker that is none. Candidates that turn out to be full are left out.
+    pub fn take(
+        &self,
+        candidates: &mut Seats<'_>,
+        rooms: u32,
+        look: &Look<'_>,
+        dice: &mut Dice,
+    ) -> Option<Taken> {
         candidates.retain(|s| s.has_room(rooms));
+        if candidates.is_empty() {
+            return None;
+        }
+        let sight = self.see(look);
         for _ in 0..TRIES {
-            let (seat, seen) = self.choose(candidates, dice)?;
+            let (seat, seen) = self.choose(candidates, &sight, dice)?;
             let lease = match seen {
                 // The choice looked at the load anew, so it may have seen a window that filled up meanwhile.
                 Some(seen) if seat.fits_in(seen, rooms) => seat.load.take_if(seen, rooms),
@@ -72,13 +148,13 @@ impl Policy {
                 None => seat.load.take_within(seat.window, rooms),
             };
             if let Some(lease) = lease {
-                return Some(Taken { seat: Arc::clone(seat), lease });
+                return Some(self.taken(Taken::new(seat, lease), sight));
             }
             candidates.retain(|s| s.has_room(rooms));
         }
-        while let Some((seat, _)) = self.choose(candidates, dice) {
+        while let Some((seat, _)) = self.choose(candidates, &sight, dice) {
             if let Some(lease) = seat.load.take_within(seat.window, rooms) {
-                return Some(Taken { seat: Arc::clone(seat), lease });
+                return Some(self.taken(Taken::new(seat, lease), sight));
             }
             let full = seat.slot;
             candidates.retain(|s| s.slot != full);
@@ -86,28 +162,174 @@ impl Policy {
         None
     }
 
-    /// The choice, and the load it was made on if the load mattered.
+    /// Reads what the policy needs of the request, and no more.
+    fn see<'a>(&self, look: &'a Look<'a>) -> Sight<'a> {
+        let (hints, prompt) = (&look.ask.hints, &look.ask.prompt);
+        let hash = match self.name {
+            PolicyName::PrefixHash => hints.key.or_else(|| prompt.beginning(self.tuning.prefix_tokens)),
+            PolicyName::ConsistentHashing => {
+                let implied = hints.key.or(hints.implied);
+                implied.or_else(|| prompt.beginning(self.tuning.prefix_tokens))
+            }
+            _ => None,
+        };
+        let keys = self.keys.as_ref().zip(hints.key);
+        let key = keys.map(|(keys, key)| (key, keys.find(key, look.now)));
+        let backlog = self.index.as_ref().map(|index| {
+            let fleet = look.fleet;
+            index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+            Backlog::new(index, prompt.blocks(self.tuning.block_tokens), &self.tuning)
+        });
+        let bytes = if self.sizes.is_some() { prompt.bytes() } else { 0 };
+        Sight { look, hash, key, backlog, bytes }
+    }
+
+    /// The place is taken: what follows from it.
+    fn taken(&self, mut taken: Taken, sight: Sight<'_>) -> Taken {
+        let (seat, now) = (taken.seat.clone(), sight.look.now);
+        if let (Some(index), Some(backlog)) = (&self.index, &sight.backlog) {
+            seat.load.chosen_at(now);
+            taken.lease.carry(backlog.uncached(&seat));
+            taken.mark = index.hold(&backlog.blocks, holder(&seat), now);
+        }
+        if let Some(sizes) = &self.sizes {
+            sizes.sent(sight.bytes, now);
+        }
+        if let (Some(keys), Some((key, pin))) = (&self.keys, &sight.key) {
+            let home = pin.slots.first().and_then(|slot| sight.look.fleet.seat(*slot));
+            // The load of the chosen one counts this request already.
+            let better = |home: &Arc<Seat>| seat.load.in_flight() <= home.load.in_flight();
+            let moves = home.is_none_or(|home| !sight.look.fits(home) || better(home));
+            taken.key = Some(keys.go(*key, seat.slot, moves, now));
+        }
+        taken
+    }
+
     fn choose<'a>(
         &self,
         candidates: &[&'a Arc<Seat>],
+        sight: &Sight<'_>,
         dice: &mut Dice,
-    ) -> Option<(&'a Arc<Seat>, Option<u32>)> {
-        let seen = |(seat, load)| (seat, Some(load));
+    ) -> Option<Choice<'a>> {
+        if let Some((_, pin)) = &sight.key {
+            let mut slots = pin.slots.iter();
+            let pinned = slots.find_map(|slot| candidates.iter().find(|s| s.slot == *slot).copied());
+            match pinned {
+                Some(seat) if self.name == PolicyName::Manual || pin.busy < OWN_BUSY => {
+                    return Some((seat, None));
+                }
+                None => return self.assign(candidates, sight, dice),
+                Some(_) => {}
+            }
+        }
+        if self.name == PolicyName::Manual {
+            return self.assign(candidates, sight, dice);
+        }
+        self.follow(candidates, sight, dice)
+    }
+
+    /// A worker for a key that has none here, and for requests without a key where keys are all that counts.
+    fn assign<'a>(
+        &self,
+        candidates: &[&'a Arc<Seat>],
+        sight: &Sight<'_>,
+        dice: &mut Dice,
+    ) -> Option<Choice<'a>> {
+        let manual = self.name == PolicyName::Manual;
+        let default = if manual { Assignment::Random } else { Assignment::Delegate };
+        match self.tuning.assignment.unwrap_or(default) {
+            Assignment::Random => any(candidates, dice),
+            Assignment::Delegate if !manual => self.follow(candidates, sight, dice),
+            Assignment::MinLoad | Assignment::Delegate => least(candidates.iter().copied(), dice).map(seen),
+            Assignment::MinGroup => {
+                let group = |seat: &Seat| self.keys.as_ref().map_or(0, |keys| keys.group(seat.slot));
+                let fewest = candidates.iter().map(|s| group(s)).min()?;
+                let smallest = candidates.iter().copied().filter(|s| group(s) == fewest);
+                least(smallest, dice).map(seen)
+            }
+        }
+    }
+
+    /// The policy itself.
+    fn follow<'a>(
+        &self,
+        candidates: &[&'a Arc<Seat>],
+        sight: &Sight<'_>,
+        dice: &mut Dice,
+    ) -> Option<Choice<'a>> {
         let n = candidates.len();
         if n == 0 {
             return None;
         }
-        match self {
-            Policy::RoundRobin(turns) => Some((candidates[turns.next(candidates)], None)),
-            Policy::Random => Some((candidates[dice.below(n)], None)),
-            Policy::PowerOfTwo if n > 1 => {
+        match self.name {
+            PolicyName::RoundRobin => Some((candidates[self.turns.next(candidates)], None)),
+            PolicyName::Random | PolicyName::Manual => any(candidates, dice),
+            PolicyName::PowerOfTwo if n > 1 => {
                 let a = dice.below(n);
                 let b = (a + 1 + dice.below(n - 1)) % n;
                 least([candidates[a], candidates[b]].into_iter(), dice).map(seen)
             }
-            Policy::PowerOfTwo | Policy::LeastLoad => least(candidates.iter().copied(), dice).map(seen),
+            PolicyName::PowerOfTwo | PolicyName::LeastLoad => {
+                least(candidates.iter().copied(), dice).map(seen)
+            }
+            PolicyName::CacheAware => match &sight.backlog {
+                Some(backlog) => backlog.cheapest(candidates, dice).map(seen),
+                None => least(candidates.iter().copied(), dice).map(seen),
+            },
+            PolicyName::PrefixHash => match sight.hash {
+                Some(hash) => self.near(hash, candidates),
+                None => least(candidates.iter().copied(), dice).map(seen),
+            },
+            PolicyName::ConsistentHashing => match (sight.look.ask.hints.target, sight.hash) {
+                (Some(target), _) => target.and_then(|at| candidates.get(at)).map(|seat| (*seat, None)),
+                (None, Some(hash)) => affinity::owner(hash, candidates.iter().copied()).map(|s| (s, None)),
+                (None, None) => any(candidates, dice),
+            },
+            PolicyName::Bucket => self.sized(candidates, sight, dice),
         }
     }
+
+    /// The owner of the hash among those that have no more than their share; the next owner where it has.
+    fn near<'a>(&self, hash: u64, candidates: &[&'a Arc<Seat>]) -> Option<Choice<'a>> {
+        let loads: SmallVec<[u32; 16]> = candidates.iter().map(|s| s.load.in_flight()).collect();
+        let all: f64 = loads.iter().map(|load| f64::from(*load)).sum();
+        let mean = (all + 1.0) / candidates.len() as f64;
+        let most = (mean * self.tuning.prefix_load_factor).max(mean + self.tuning.prefix_abs);
+        let may = candidates.iter().zip(&loads).filter(|(_, load)| f64::from(**load) <= most);
+        let owner = affinity::owner(hash, may.map(|(seat, _)| *seat))?;
+        let load = candidates.iter().zip(&loads).find(|(s, _)| s.slot == owner.slot).map(|(_, load)| *load);
+        Some((owner, load))
+    }
+
+    /// The least loaded of those whose range this size is in; of all, if they have more than their share.
+    fn sized<'a>(
+        &self,
+        candidates: &[&'a Arc<Seat>],
+        sight: &Sight<'_>,
+        dice: &mut Dice,
+    ) -> Option<Choice<'a>> {
+        let sizes = self.sizes.as_ref().filter(|_| sight.bytes > 0);
+        let range = sizes.map_or(0..=candidates.len() - 1, |s| s.range(sight.bytes, candidates.len()));
+        let own = least(candidates.get(range)?.iter().copied(), dice)?;
+        let gate = affinity::gate(candidates, &self.tuning);
+        if f64::from(own.1) > gate {
+            return least(candidates.iter().copied(), dice).map(seen);
+        }
+        Some(seen(own))
+    }
+}
+
+/// This life of a worker, as the index of prompts knows it.
+pub(super) fn holder(seat: &Seat) -> Holder {
+    Holder { slot: seat.slot, life: seat.pulse.life() }
+}
+
+fn seen<'a>((seat, load): (&'a Arc<Seat>, u32)) -> Choice<'a> {
+    (seat, Some(load))
+}
+
+fn any<'a>(candidates: &[&'a Arc<Seat>], dice: &mut Dice) -> Option<Choice<'a>> {
+    candidates.get(dice.below(candidates.len())).map(|seat| (*seat, None))
 }
 
 /// The candidate with the fewest rooms taken, and how many that are; among equals each is as likely.
@@ -136,7 +358,15 @@ pub(super) fn least<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{Role, Worker};
+    use crate::ask::{Api, Ask};
+    use crate::body::{BodyLimits, Envelope};
+    use crate::fleet::{Fleet, Role, Worker};
+    use crate::time::Instant;
+
+    fn ask() -> Ask {
+        let body = Envelope::parse("{}".into(), &BodyLimits::default()).unwrap();
+        Ask::read(Api::Chat, &body).unwrap()
+    }
 
     fn seats(n: u32) -> Vec<Arc<Seat>> {
         (0..n)
@@ -146,7 +376,9 @@ mod tests {
 
     fn spread(name: PolicyName, requests: usize, n: u32) -> Vec<u32> {
         let (seats, policy, mut dice) = (seats(n), Policy::new(name), Dice::new(3));
-        let take = |_| policy.take(&mut seats.iter().collect(), 1, &mut dice).unwrap();
+        let (fleet, ask) = (Fleet::default(), ask());
+        let look = Look { fleet: &fleet, ask: &ask, tried: &[], now: Instant::ZERO };
+        let take = |_| policy.take(&mut seats.iter().collect(), 1, &look, &mut dice).unwrap();
         let held: Vec<_> = (0..requests).map(take).collect();
         let out = seats.iter().map(|s| s.load.in_flight()).collect();
         drop(held);
@@ -164,7 +396,11 @@ mod tests {
 
     #[test]
     fn no_candidate_no_choice() {
-        assert!(Policy::new(PolicyName::LeastLoad).take(&mut Seats::new(), 1, &mut Dice::new(1)).is_none());
+        let (fleet, ask) = (Fleet::default(), ask());
+        let look = Look { fleet: &fleet, ask: &ask, tried: &[], now: Instant::ZERO };
+        for name in PolicyName::ALL {
+            assert!(Policy::new(name).take(&mut Seats::new(), 1, &look, &mut Dice::new(1)).is_none());
+        }
         assert_eq!(spread(PolicyName::PowerOfTwo, 3, 1), [3]);
     }
 }

@@ -133,6 +133,11 @@ impl PrefixIndex {
             }
         };
         let from = self.change(keep, |shard| shard.hold(&blocks.hashes, number, now.as_micros()));
+        if self.owners.number(holder) != Some(number) {
+            // It was forgotten in the meantime, perhaps before this came in.
+            self.change(keep, |shard| shard.withdraw(&blocks.hashes, number, from));
+            return None;
+        }
         self.evict();
         let mark = Mark { index: self.clone(), blocks: blocks.clone(), holder, from, kept: false };
         Some(mark)

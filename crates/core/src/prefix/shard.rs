@@ -113,7 +113,8 @@ impl Shard {
         {
             last.run = self.split(last.run, last.end - last.begin);
         }
-        for step in &path {
+        // What lies before is covered by what was held, even where a prompt before it was taken back.
+        for step in path.iter().filter(|step| step.end > held) {
             self.mark(step.run, number, Bits::set);
         }
         if let Some(rest) = hashes.get(end..).filter(|rest| !rest.is_empty()) {

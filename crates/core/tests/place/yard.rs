@@ -10,8 +10,7 @@ use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Sta
 use baton_core::place::{Legwise, Look, Miss, Placement, Policy, PolicyName, Strategy};
 use baton_core::time::{Duration, Instant};
 
-pub const POLICIES: [PolicyName; 4] =
-    [PolicyName::RoundRobin, PolicyName::Random, PolicyName::PowerOfTwo, PolicyName::LeastLoad];
+pub const POLICIES: [PolicyName; 9] = PolicyName::ALL;
 
 /// One bad leg opens; ten seconds later it is half-open; one good probe closes.
 pub const RULE: BreakerRule =

@@ -1,0 +1,163 @@
+//! Where has a prompt, or a key, its home, and what does it cost to go elsewhere?
+//!
+//! `cache_aware` counts in tokens: what a worker has in flight, each request at [`REQUEST_TOKENS`] and what of
+//! its prompt was not there; and what of this prompt is not there, [`COMPUTED`] times. The cheapest worker is
+//! taken, so a match counts as what it saves: a hot prompt goes to its worker while the queue there costs less
+//! than computing it elsewhere, and then to a second one, which has it from then on. SMG sends to whoever holds a prompt
+//! until that one is far over the mean (SMG 1.13); that bound stands here too ([`gate`]).
+//!
+//! Hashes are placed by rendezvous: each worker's share of all keys is the same, and a worker that leaves
+//! moves its own keys and no others. Nothing is kept, so gateways side by side agree. SMG's ring of 150 points
+//! for each worker does the same, less evenly.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::Tuning;
+use super::policy::holder;
+use crate::dice::Dice;
+use crate::fleet::Seat;
+use crate::prefix::{Holder, PrefixIndex};
+use crate::prompt::{Blocks, TOKEN_BYTES};
+use crate::time::Instant;
+
+/// What a request in flight counts besides its prompt: its steps of decoding, and the fixed cost of a prefill.
+const REQUEST_TOKENS: f64 = 1024.0;
+
+/// What is computed costs the request its time, and everybody behind it theirs.
+const COMPUTED: f64 = 2.0;
+
+/// The load above which a worker has more than its share (SMG 1.13).
+pub fn gate(candidates: &[&Arc<Seat>], tuning: &Tuning) -> f64 {
+    let all: f64 = candidates.iter().map(|s| f64::from(s.load.in_flight())).sum();
+    let mean = all / candidates.len().max(1) as f64;
+    let margin = (2.0 * mean.sqrt()).ceil().max(4.0).min(tuning.balance_abs);
+    (mean * tuning.balance_rel).max(mean + margin)
+}
+
+/// The worker that a key belongs to.
+pub fn owner<'a>(hash: u64, candidates: impl Iterator<Item = &'a Arc<Seat>>) -> Option<&'a Arc<Seat>> {
+    candidates.max_by_key(|seat| (mix(hash ^ seat.point), seat.slot))
+}
+
+/// Every bit of the result depends on every bit given.
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
+}
+
+/// One prompt, and what each worker would have to compute of it.
+pub struct Backlog {
+    pub blocks: Arc<Blocks>,
+    /// By slot.
+    found: SmallVec<[(Holder, u32); 8]>,
+    threshold: f64,
+    decay: f64,
+    temperature: f64,
+    balance: Tuning,
+}
+
+/// One candidate's worth.
+struct Cost<'a> {
+    seat: &'a Arc<Seat>,
+    load: u32,
+    tokens: f64,
+    chosen: Instant,
+}
+
+impl Backlog {
+    pub fn new(index: &PrefixIndex, blocks: Arc<Blocks>, tuning: &Tuning) -> Backlog {
+        let found = index.find(&blocks).by_slot();
+        Backlog {
+            blocks,
+            found,
+            threshold: tuning.cache_threshold,
+            decay: tuning.overlap_decay,
+            temperature: tuning.temperature,
+            balance: tuning.clone(),
+        }
+    }
+
+    /// Tokens of the prompt that the worker has not.
+    pub fn uncached(&self, seat: &Seat) -> u64 {
+        (self.total() - self.cached(seat)) as u64
+    }
+
+    fn total(&self) -> f64 {
+        self.blocks.bytes as f64 / TOKEN_BYTES as f64
+    }
+
+    /// Tokens of it that the worker has; none if they are too small a share of it.
+    fn cached(&self, seat: &Seat) -> f64 {
+        let Ok(at) = self.found.binary_search_by_key(&seat.slot, |(h, _)| h.slot) else { return 0.0 };
+        let (of, blocks) = self.found[at];
+        let tokens = self.blocks.bytes_of(blocks as usize) as f64 / TOKEN_BYTES as f64;
+        if of == holder(seat) && tokens > self.threshold * self.total() { tokens } else { 0.0 }
+    }
+
+    /// The worker that costs least, and the load that this was found at. Among equals the one that was longest
+    /// not chosen, so that prompts that nobody knows go round.
+    pub fn cheapest<'a>(
+        &self,
+        candidates: &[&'a Arc<Seat>],
+        dice: &mut Dice,
+    ) -> Option<(&'a Arc<Seat>, u32)> {
+        let gate = gate(candidates, &self.balance);
+        let idlest = candidates.iter().map(|s| queued(s, s.load.in_flight())).fold(f64::INFINITY, f64::min);
+        let cost = |seat: &&'a Arc<Seat>| {
+            let load = seat.load.in_flight();
+            let queued = queued(seat, load);
+            let excess = (queued - idlest) / self.total().max(1.0);
+            let cached = self.cached(seat) / (1.0 + self.decay * excess.max(0.0));
+            let over = f64::from(load) > gate;
+            // Above the gate nobody is wanted, but the least of those if there is nobody else.
+            let computed = COMPUTED * (self.total() - if over { 0.0 } else { cached });
+            let tokens = queued + computed + if over { 1e15 } else { 0.0 };
+            Cost { seat, load, tokens, chosen: seat.load.last_chosen() }
+        };
+        if self.temperature > 0.0 {
+            return self.softly(candidates.iter().map(cost).collect(), dice);
+        }
+        let mut best: Option<Cost<'a>> = None;
+        let mut equals = 0;
+        for next in candidates.iter().map(cost) {
+            let order = match &best {
+                None => std::cmp::Ordering::Less,
+                Some(best) => next.tokens.total_cmp(&best.tokens).then(next.chosen.cmp(&best.chosen)),
+            };
+            match order {
+                std::cmp::Ordering::Less => (best, equals) = (Some(next), 1),
+                std::cmp::Ordering::Greater => {}
+                std::cmp::Ordering::Equal => {
+                    equals += 1;
+                    if dice.below(equals) == 0 {
+                        best = Some(next);
+                    }
+                }
+            }
+        }
+        best.map(|best| (best.seat, best.load))
+    }
+
+    /// By chance, the cheaper the likelier: costs from 0 for the least to 1 for the most, over the temperature.
+    fn softly<'a>(&self, costs: SmallVec<[Cost<'a>; 16]>, dice: &mut Dice) -> Option<(&'a Arc<Seat>, u32)> {
+        let least = costs.iter().map(|c| c.tokens).fold(f64::INFINITY, f64::min);
+        let most = costs.iter().map(|c| c.tokens).fold(f64::NEG_INFINITY, f64::max);
+        let span = (most - least).max(f64::MIN_POSITIVE);
+        let weight = |c: &Cost<'_>| (-(c.tokens - least) / span / self.temperature).exp();
+        let mut left = dice.fraction() * costs.iter().map(weight).sum::<f64>();
+        for cost in &costs {
+            left -= weight(cost);
+            if left < 0.0 {
+                return Some((cost.seat, cost.load));
+            }
+        }
+        costs.last().map(|cost| (cost.seat, cost.load))
+    }
+}
+
+fn queued(seat: &Seat, load: u32) -> f64 {
+    f64::from(load) * REQUEST_TOKENS + seat.load.work() as f64
+}

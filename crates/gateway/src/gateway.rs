@@ -10,7 +10,7 @@ use baton_core::body::BodyLimits;
 use baton_core::breaker::BreakerRule;
 use baton_core::handoff;
 use baton_core::limits::{ExchangeLimits, Terms};
-use baton_core::place::{Legwise, Policy, PolicyName, Strategy};
+use baton_core::place::{Assignment, Legwise, Policy, PolicyName, Strategy, Tuning};
 use baton_core::retry::RetryRule;
 use baton_core::watchdog::Watchdog;
 use http::{HeaderName, HeaderValue};
@@ -62,6 +62,8 @@ pub struct Gateway {
     pub api_key: Option<config::Secret>,
     pub origins: config::CorsOrigins,
     pub request_id_headers: Vec<HeaderName>,
+    /// Searched for a routing key; none where no policy asks for one.
+    pub routing_key_headers: Vec<HeaderName>,
     pub clock: Clock,
     pub description: serde_json::Value,
     pub debug_endpoints: bool,
@@ -79,7 +81,7 @@ impl Gateway {
         clock: Clock,
     ) -> Gateway {
         let handoff = registry.settings().handoff.clone();
-        let policy = |p: config::PolicyName| Policy::new(policy_name(p));
+        let policy = |p: config::PolicyName| Policy::tuned(policy_name(p), tuning(config));
         let legwise = Legwise {
             prefill: policy(config.prefill_policy()),
             decode: policy(config.decode_policy()),
@@ -105,6 +107,7 @@ impl Gateway {
             api_key: config.auth.api_key.clone(),
             origins: config.cors.allowed_origins.clone(),
             request_id_headers: config.server.request_id_headers.clone(),
+            routing_key_headers: routing_key_headers(config),
             clock,
             description: config.describe(),
             debug_endpoints: config.server.debug_endpoints,
@@ -199,12 +202,54 @@ fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
     }
 }
 
-/// `launch` refuses the others before it comes to this.
+/// `launch` refuses passthrough before it comes to this.
 fn policy_name(name: config::PolicyName) -> PolicyName {
     match name {
         config::PolicyName::RoundRobin => PolicyName::RoundRobin,
         config::PolicyName::Random => PolicyName::Random,
         config::PolicyName::PowerOfTwo => PolicyName::PowerOfTwo,
-        _ => PolicyName::LeastLoad,
+        config::PolicyName::CacheAware => PolicyName::CacheAware,
+        config::PolicyName::PrefixHash => PolicyName::PrefixHash,
+        config::PolicyName::ConsistentHashing => PolicyName::ConsistentHashing,
+        config::PolicyName::Manual => PolicyName::Manual,
+        config::PolicyName::Bucket => PolicyName::Bucket,
+        config::PolicyName::LeastLoad | config::PolicyName::Passthrough => PolicyName::LeastLoad,
+    }
+}
+
+fn tuning(config: &Config) -> Tuning {
+    let (policy, affinity) = (&config.policy, &config.affinity);
+    Tuning {
+        cache_threshold: affinity.cache_threshold,
+        balance_abs: affinity.balance_abs_threshold as f64,
+        balance_rel: affinity.balance_rel_threshold,
+        index_bytes: affinity.max_tree_size.get(),
+        block_tokens: affinity.block_size.get(),
+        overlap_decay: affinity.overlap_decay,
+        temperature: affinity.selection_temperature,
+        prefix_tokens: affinity.prefix_token_count.get(),
+        prefix_load_factor: affinity.prefix_hash_load_factor,
+        prefix_abs: affinity.prefix_hash_balance_abs_threshold as f64,
+        bucket_every: affinity.bucket_adjust_interval,
+        sticky: policy.routing_key_override,
+        assignment: policy.assignment_mode.map(|mode| match mode {
+            config::AssignmentMode::Random => Assignment::Random,
+            config::AssignmentMode::MinLoad => Assignment::MinLoad,
+            config::AssignmentMode::MinGroup => Assignment::MinGroup,
+            config::AssignmentMode::Delegate => Assignment::Delegate,
+        }),
+        max_idle: policy.max_idle,
+        sweep_every: affinity.eviction_interval,
+    }
+}
+
+fn routing_key_headers(config: &Config) -> Vec<HeaderName> {
+    use config::PolicyName::{ConsistentHashing, Manual, PrefixHash};
+    let policies = [config.prefill_policy(), config.decode_policy(), config.policy.default];
+    let asked = |policy: &config::PolicyName| matches!(policy, ConsistentHashing | Manual | PrefixHash);
+    if config.policy.routing_key_override || policies.iter().any(asked) {
+        config.policy.routing_key_headers.clone()
+    } else {
+        Vec::new()
     }
 }

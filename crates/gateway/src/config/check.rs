@@ -165,7 +165,7 @@ pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
     for (flag, policy) in policies {
         if let Some(policy) = policy.filter(|policy| !served(*policy)) {
             refusals.push(format!(
-                "{} {} is not served yet: use least_load, power_of_two, round_robin or random",
+                "{} {} is not served: it belongs to SMG's regular mode",
                 sources.name(flag),
                 policy.as_str(),
             ));
@@ -175,15 +175,7 @@ pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
 }
 
 fn served(policy: PolicyName) -> bool {
-    match policy {
-        PolicyName::LeastLoad | PolicyName::PowerOfTwo | PolicyName::RoundRobin | PolicyName::Random => true,
-        PolicyName::CacheAware
-        | PolicyName::PrefixHash
-        | PolicyName::ConsistentHashing
-        | PolicyName::Manual
-        | PolicyName::Bucket
-        | PolicyName::Passthrough => false,
-    }
+    policy != PolicyName::Passthrough
 }
 
 /// What was given and does nothing.

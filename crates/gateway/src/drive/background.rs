@@ -25,7 +25,7 @@ use crate::upstream::{self, LegEvent, Want};
 impl Drive {
     /// Lets the leg finish in the background, with its lease.
     pub(super) fn detach(&mut self, leg: Leg) {
-        let (Some(io), Some(taken)) = (self.legs[leg as usize].take(), self.taken[leg as usize].take())
+        let (Some(io), Some(mut taken)) = (self.legs[leg as usize].take(), self.taken[leg as usize].take())
         else {
             return;
         };
@@ -49,6 +49,9 @@ impl Drive {
                 gateway.telemetry.background().prefill_failed(class);
             }
             let now = lane.clock.now();
+            if verdict == Verdict::Good {
+                taken.computed();
+            }
             taken.seat.pulse.record(verdict, &gateway.rules.breaker, now);
             counted.ended(end);
             drop((taken, place));

@@ -69,7 +69,7 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
             return whole.fail(api, &Fault::InvalidJson { message });
         };
         let ask = match Ask::read(api, &body) {
-            Ok(part) => Ask { names_peers: ask.names_peers, ..part },
+            Ok(part) => Ask { names_peers: ask.names_peers, hints: ask.hints, ..part },
             Err(fault) => return whole.fail(api, &fault),
         };
         let record = Record {

@@ -8,6 +8,7 @@ use baton_core::exchange::{Event, Failure, Handed, Leg, Order};
 use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::fleet::Worker;
 use baton_core::handoff::{Edits, Plan};
+use baton_core::place::Taken;
 use bytes::Bytes;
 use http::HeaderValue;
 
@@ -97,6 +98,8 @@ impl Drive {
                 match leg {
                     Leg::Prefill => self.record.moments.prefill_done = Some(now),
                     Leg::Decode => {
+                        // An answer that begins has its prompt behind it.
+                        self.taken[Leg::Decode as usize].iter_mut().for_each(Taken::computed);
                         self.record.moments.decode_head = Some(now);
                         self.record.status = head.status;
                         self.head = Some(head);
@@ -131,6 +134,10 @@ impl Drive {
             }
             LegEvent::Unreachable(lost) => {
                 self.suspect(leg);
+                if let Some(taken) = self.taken[leg as usize].as_ref().filter(|_| !lost.delivered) {
+                    // Nobody is there: whoever comes back remembers no prompts.
+                    taken.seat.pulse.reborn();
+                }
                 self.failure(leg, |leg| Fault::Unreachable { leg, cause: lost.cause }, lost.delivered)
             }
             LegEvent::Broken(lost) => {

@@ -22,6 +22,7 @@ use std::task::{Context, Poll, ready};
 
 use baton_core::ask::Ask;
 use baton_core::body::Envelope;
+use baton_core::breaker::Verdict;
 use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
@@ -202,7 +203,10 @@ impl Drive {
             Action::Release => self.release(),
             Action::AskAbort(why) => self.ask_abort(why),
             Action::Judge(leg, verdict) => {
-                if let Some(taken) = &self.taken[leg as usize] {
+                if let Some(taken) = &mut self.taken[leg as usize] {
+                    if verdict == Verdict::Good {
+                        taken.computed();
+                    }
                     taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);
                 }
             }
@@ -495,7 +499,7 @@ impl Drive {
 
 /// The lease first, then word to those who wait for it.
 fn give_back(taken: Taken, gateway: &Gateway) {
-    let Taken { seat, lease } = taken;
+    let Taken { seat, lease, .. } = taken;
     drop(lease);
     gateway.rooms.freed(&seat.worker);
 }

@@ -11,17 +11,17 @@ use crate::config::setting::{NOTE, group};
 use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName};
 
 const SCORES: &str = "load reports from engines: until then load is the requests in flight";
-const STICKY: &str = "sticky sessions and the manual policy";
-const CACHE: &str = "the cache_aware policy";
+const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
+const RULES: &str = "further rules of choice of cache_aware";
+const WARM_UP: &str = "warm-up of new workers: until then they get their share by load";
 const EVENTS: &str = "KV events from engines";
-const PREFIX: &str = "the prefix_hash policy";
 const REPORTS: &str = "load reports from engines";
 const OVERLOAD: &str = "overload protection";
 
 group! {
     /// Which worker gets a leg.
     "Policy" policy: Policy {
-        /// Policy of every leg that has none of its own: least_load, power_of_two, round_robin or random are served.
+        /// Policy of every leg that has none of its own.
         default: PolicyName = PolicyName::LeastLoad, one_of("POLICY"), "policy";
         /// Policy of the prefill leg; unset: --policy.
         prefill: Option<PolicyName> = None, maybe_one_of("POLICY"), "prefill-policy";
@@ -39,17 +39,17 @@ group! {
             NOTE.later(SCORES);
         /// least_load: skip workers with this many waiting requests; 0 skips none.
         least_load_max_waiting_requests: u32 = 0, COUNT32, "least-load-max-waiting-requests", NOTE.later(SCORES);
-        /// Keep every request of a session on one worker, under any policy.
+        /// Keep every request of a routing key on one worker, under any policy.
         routing_key_override: bool = false, SWITCH, "routing-key-override",
-            NOTE.alias(&["sticky-sessions"]).later(STICKY);
+            NOTE.alias(&["sticky-sessions"]);
         /// Headers searched for the routing key, the first present wins.
         routing_key_headers: Vec<HeaderName> = vec![HeaderName::from_static("x-smg-routing-key")],
-            HEADERS, "routing-key-headers", NOTE.later(STICKY);
+            HEADERS, "routing-key-headers";
         /// How a first-seen routing key gets its worker.
-        assignment_mode: Option<AssignmentMode> = None, maybe_one_of("MODE"), "assignment-mode", NOTE.later(STICKY);
+        assignment_mode: Option<AssignmentMode> = None, maybe_one_of("MODE"), "assignment-mode";
         /// Forget a routing key that was idle this long.
         max_idle: Duration = Duration::from_secs(14_400), SECS, "max-idle-secs",
-            NOTE.alias(&["sticky-key-idle-secs"]).later(STICKY);
+            NOTE.alias(&["sticky-key-idle-secs"]);
     }
 }
 
@@ -57,47 +57,47 @@ group! {
     /// Tuning of the policies that send like prompts to like workers.
     "Cache affinity" affinity: Affinity {
         /// Share of a prompt that must match before its worker is preferred.
-        cache_threshold: f64 = 0.3, SHARE, "cache-threshold", NOTE.alias(&["cache-match-threshold"]).later(CACHE);
-        /// Requests above the mean at which a matched worker is passed over.
-        balance_abs_threshold: usize = 64, COUNT, "balance-abs-threshold", NOTE.alias(&["spill-abs-threshold"]).later(CACHE);
+        cache_threshold: f64 = 0.3, SHARE, "cache-threshold", NOTE.alias(&["cache-match-threshold"]);
+        /// Requests above the mean at which a matched worker is passed over, at most.
+        balance_abs_threshold: usize = 64, COUNT, "balance-abs-threshold", NOTE.alias(&["spill-abs-threshold"]);
         /// Multiple of the mean at which a matched worker is passed over.
-        balance_rel_threshold: f64 = 1.5, FACTOR, "balance-rel-threshold", NOTE.alias(&["spill-rel-threshold"]).later(CACHE);
+        balance_rel_threshold: f64 = 1.5, FACTOR, "balance-rel-threshold", NOTE.alias(&["spill-rel-threshold"]);
         /// Spread of KV usage at which affinity is given up; 1.0 never.
-        balance_token_usage_threshold: f64 = 1.0, RATE, "balance-token-usage-threshold", NOTE.later(CACHE);
+        balance_token_usage_threshold: f64 = 1.0, RATE, "balance-token-usage-threshold", NOTE.later(REPORTS);
         /// KV usage at which the hottest worker is relieved; 1.0 never.
-        overload_token_usage_threshold: f64 = 1.0, RATE, "overload-token-usage-threshold", NOTE.later(CACHE);
-        /// Time between two evictions.
+        overload_token_usage_threshold: f64 = 1.0, RATE, "overload-token-usage-threshold", NOTE.later(REPORTS);
+        /// Time between two looks for idle routing keys. Remembered prompts are evicted at once when their memory is spent.
         eviction_interval: Duration = Duration::from_secs(120), SECS, "eviction-interval",
-            NOTE.alias(&["eviction-interval-secs"]).later(CACHE);
-        /// Most characters remembered for each model.
-        max_tree_size: NonZeroUsize = at_least_one(64 << 20), POSITIVE, "max-tree-size", NOTE.later(CACHE);
-        /// Tokens in a block.
-        block_size: NonZeroUsize = at_least_one(16), POSITIVE, "block-size", NOTE.later(CACHE);
+            NOTE.alias(&["eviction-interval-secs"]);
+        /// Bytes of memory for remembered prompts, of all models, for each 64 workers begun.
+        max_tree_size: NonZeroUsize = at_least_one(64 << 20), POSITIVE, "max-tree-size";
+        /// Tokens in a block of a remembered prompt; four bytes of text count as one.
+        block_size: NonZeroUsize = at_least_one(16), POSITIVE, "block-size";
         /// Token positions at which engines keep a prefix (rising, separated by commas).
-        cache_boundaries: Vec<usize> = Vec::new(), BOUNDARIES, "cache-boundaries", NOTE.later(CACHE);
+        cache_boundaries: Vec<usize> = Vec::new(), BOUNDARIES, "cache-boundaries", NOTE.later(BOUNDARIES_OF);
         /// What remembers prompts.
-        cache_index: CacheIndex = CacheIndex::Tree, one_of("INDEX"), "cache-index", NOTE.later(CACHE);
+        cache_index: CacheIndex = CacheIndex::Tree, one_of("INDEX"), "cache-index", NOTE.later(BOUNDARIES_OF);
         /// How long a placement is remembered.
-        cache_ttl: Duration = Duration::from_secs(180), SECS, "cache-ttl-secs", NOTE.later(CACHE);
+        cache_ttl: Duration = Duration::from_secs(180), SECS, "cache-ttl-secs", NOTE.later(BOUNDARIES_OF);
         /// How strongly a backlog takes from a worker's score; 0 not at all.
-        overlap_decay: f64 = 0.0, WEIGHT, "overlap-decay", NOTE.later(CACHE);
+        overlap_decay: f64 = 0.0, WEIGHT, "overlap-decay";
         /// Temperature of the choice among near-equal workers; 0 takes the best.
-        selection_temperature: f64 = 0.0, WEIGHT, "selection-temperature", NOTE.later(CACHE);
+        selection_temperature: f64 = 0.0, WEIGHT, "selection-temperature";
         /// Rule of the choice.
-        selection_policy: String = "cache-aware-default".to_owned(), TEXT, "selection-policy", NOTE.later(CACHE);
+        selection_policy: String = "cache-aware-default".to_owned(), TEXT, "selection-policy", NOTE.later(RULES);
         /// How long a dispatch counts before the engine reports it; 0 not at all.
-        selection_accounting_ttl: Option<Duration> = None, MILLIS_OR_OFF, "selection-accounting-ttl-ms", NOTE.later(CACHE);
+        selection_accounting_ttl: Option<Duration> = None, MILLIS_OR_OFF, "selection-accounting-ttl-ms", NOTE.later(RULES);
         /// How long a new worker is warmed up; 0 not at all.
-        worker_warmup: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF, "worker-warmup-secs", NOTE.later(CACHE);
+        worker_warmup: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF, "worker-warmup-secs", NOTE.later(WARM_UP);
         /// Share of cache misses that workers in warm-up get.
-        worker_warmup_share: f64 = 0.25, SHARE, "worker-warmup-share", NOTE.later(CACHE);
+        worker_warmup_share: f64 = 0.25, SHARE, "worker-warmup-share", NOTE.later(WARM_UP);
         /// Blocks after which a worker is warm.
-        worker_warmup_blocks: usize = 1024, COUNT, "worker-warmup-blocks", NOTE.later(CACHE);
+        worker_warmup_blocks: usize = 1024, COUNT, "worker-warmup-blocks", NOTE.later(WARM_UP);
         /// Share of the median index under which a worker is thin.
-        worker_warmup_thin_ratio: f64 = 0.5, SHARE, "worker-warmup-thin-ratio", NOTE.later(CACHE);
+        worker_warmup_thin_ratio: f64 = 0.5, SHARE, "worker-warmup-thin-ratio", NOTE.later(WARM_UP);
         /// One hit in this many goes to a thin worker; 0 none.
         worker_warmup_divert_every: Option<NonZeroUsize> = Some(at_least_one(8)), COUNT_OR_OFF, "worker-warmup-divert-every",
-            NOTE.later(CACHE);
+            NOTE.later(WARM_UP);
         /// Index that KV events are kept in.
         kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.later(EVENTS);
         /// Forget what no event and no request named for this long; unset or 0: never.
@@ -105,14 +105,13 @@ group! {
         /// Most entries kept for each model; unset or 0: no bound.
         kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.later(EVENTS);
         /// prefix_hash: tokens of the prompt that are hashed.
-        prefix_token_count: NonZeroUsize = at_least_one(256), POSITIVE, "prefix-token-count", NOTE.later(PREFIX);
+        prefix_token_count: NonZeroUsize = at_least_one(256), POSITIVE, "prefix-token-count";
         /// prefix_hash: multiple of the mean load that a worker may carry.
-        prefix_hash_load_factor: f64 = 1.25, FACTOR, "prefix-hash-load-factor", NOTE.later(PREFIX);
+        prefix_hash_load_factor: f64 = 1.25, FACTOR, "prefix-hash-load-factor";
         /// prefix_hash: requests above the mean that a worker may carry.
-        prefix_hash_balance_abs_threshold: usize = 10, COUNT, "prefix-hash-balance-abs-threshold", NOTE.later(PREFIX);
+        prefix_hash_balance_abs_threshold: usize = 10, COUNT, "prefix-hash-balance-abs-threshold";
         /// bucket: time between two divisions of the prompt sizes.
-        bucket_adjust_interval: Duration = Duration::from_secs(5), SECS, "bucket-adjust-interval-secs",
-            NOTE.later("the bucket policy");
+        bucket_adjust_interval: Duration = Duration::from_secs(5), SECS, "bucket-adjust-interval-secs";
     }
 }
 

@@ -23,8 +23,8 @@ fn a_refused_command_line_is_one_line_on_stderr_and_exit_code_2() {
             "error: --oracle-dsn is not part of Baton (conversations are not stored): see docs/flags.md\n",
         ),
         (
-            "launch --policy manual",
-            "error: --policy manual is not served yet: use least_load, power_of_two, round_robin or random\n",
+            "launch --policy passthrough",
+            "error: --policy passthrough is not served: it belongs to SMG's regular mode\n",
         ),
     ];
     for (line, message) in cases {
@@ -37,10 +37,10 @@ fn a_refused_command_line_is_one_line_on_stderr_and_exit_code_2() {
 
 #[test]
 fn check_prints_the_configuration_and_what_is_missing() {
-    let output = baton("check --port 8080 --max-tree-size 5");
+    let output = baton("check --port 8080 --least-load-max-waiting-requests 5");
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("  port: 8080 # flag --port\n"));
-    assert!(text(&output.stderr).starts_with("warning: --max-tree-size has no effect yet"));
+    assert!(text(&output.stderr).starts_with("warning: --least-load-max-waiting-requests has no effect yet"));
 
     let output = baton("check --service-discovery --selector a=b");
     assert_eq!(output.status.code(), Some(2));
@@ -68,7 +68,7 @@ fn help_is_grouped_and_has_examples() {
         ] {
             assert!(help.contains(part), "{line}: {part:?} is missing in\n{help}");
         }
-        assert!(!help.contains("--max-tree-size"), "{line}: shows what has no effect yet");
+        assert!(!help.contains("--least-load-max-waiting-requests"), "{line}: shows what has no effect yet");
         assert!(!help.contains('\u{1b}'), "{line}: is coloured in a pipe");
     }
     assert_eq!(baton("--version").status.code(), Some(0));

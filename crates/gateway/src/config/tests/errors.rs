@@ -196,14 +196,7 @@ fn a_key_is_never_shown() {
 
 /// Accepted by `check`, refused by `launch`.
 const NOT_SERVED: &[(&str, &str)] = &[
-    (
-        "--policy cache_aware",
-        "--policy cache_aware is not served yet: use least_load, power_of_two, round_robin or random",
-    ),
-    (
-        "--pd-disaggregation --prefill-policy bucket",
-        "--prefill-policy bucket is not served yet: use least_load, power_of_two, round_robin or random",
-    ),
+    ("--policy passthrough", "--policy passthrough is not served: it belongs to SMG's regular mode"),
     ("--encode http://a:1 8995", "--encode asks for a separate encode leg, which is not served yet"),
     ("--epd-disaggregation", "--epd-disaggregation asks for a separate encode leg, which is not served yet"),
     (
@@ -229,10 +222,12 @@ fn what_is_not_served_yet_is_named() {
 fn what_has_no_effect_is_a_warning() {
     let warnings = |line| load(line).unwrap().warnings();
     assert_eq!(
-        warnings("--max-tree-size 5"),
-        ["--max-tree-size has no effect yet: it belongs to the cache_aware policy"]
+        warnings("--least-load-max-waiting-requests 5"),
+        [
+            "--least-load-max-waiting-requests has no effect yet: it belongs to load reports from engines: until then load is the requests in flight"
+        ]
     );
-    assert_eq!(warnings("--max-tree-size 67108864"), [""; 0]);
+    assert_eq!(warnings("--least-load-max-waiting-requests 0"), [""; 0]);
     assert_eq!(warnings("--decode http://a:1"), ["--decode is ignored without --pd-disaggregation"]);
     assert_eq!(
         warnings("--pd-disaggregation --worker-urls http://a:1"),

@@ -25,7 +25,7 @@ settings in `crates/gateway/src/config/groups`: `UPDATE_EXPECT=1 cargo test -p b
 - Times are numbers in the unit that the name or the value's name says; `0.5` is fine.
 - An unknown flag, key or value, or a contradiction, ends the launch with exit code 2 and one sentence on standard error.
 
-The only difference in defaults: `--policy` is `least_load`, because `cache_aware`, SMG's default, is not served yet.
+The only difference in defaults: `--policy` is `least_load`, where SMG's is `cache_aware`.
 Two differences in meaning: `power_of_two` is refused with exactly one worker on its leg and accepted with none (they
 may be added later), and `--decode` takes several URLs at once.
 ";

@@ -108,6 +108,12 @@ impl Connector {
         }
     }
 
+    /// The engine that a registered connector's name gives away, for the time until the worker has told it: only
+    /// vLLM has connectors by these names. Without it the first requests to a pair would go without a hand-off.
+    pub fn engine_of(name: &str) -> Option<Engine> {
+        (Connector::from_name(name) != Connector::Passthrough).then_some(Engine::Vllm)
+    }
+
     /// By AIBrix's name for it, in whatever case.
     pub fn from_aibrix(name: &str) -> Option<Connector> {
         let known =

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use baton_core::fleet::{Engine, HealthRule, Pod, Role, Secret, Worker, base_of, host_of};
+use baton_core::fleet::{Connector, Engine, HealthRule, Pod, Role, Secret, Worker, base_of, host_of};
 
 use super::settings::Checks;
 use crate::probe::{Facts, Model};
@@ -146,7 +146,9 @@ impl Spec {
         let mut w = Worker::new(id, self.url.clone(), self.role);
         w.labels = facts.map(|f| f.labels.clone()).unwrap_or_default();
         w.labels.extend(self.labels.clone());
-        w.engine = self.engine.or(facts.map(|f| f.engine)).unwrap_or_default();
+        let told = facts.map(|f| f.engine).filter(|told| *told != Engine::default());
+        let named = self.kv_connector.as_deref().and_then(Connector::engine_of);
+        w.engine = self.engine.or(told).or(named).unwrap_or_default();
         w.models = self.models(facts).iter().map(|m| m.id.clone()).collect();
         w.kv_connector.clone_from(&self.kv_connector);
         w.kv_engine_id.clone_from(&self.kv_engine_id);
@@ -234,6 +236,17 @@ mod tests {
             (w.label("page_size"), w.bootstrap_port, w.engine),
             (Some("64"), Some(8998), Engine::Vllm)
         );
+    }
+
+    #[test]
+    fn a_connector_tells_the_engine_until_the_worker_does() {
+        let facts = |engine| Facts { engine, ..Facts::default() };
+        let mut spec = Spec::new("http://h:1", Role::Decode);
+        assert_eq!(spec.worker("i", None).engine, Engine::Unspecified);
+        spec.kv_connector = Some("MoRIIOConnector".into());
+        assert_eq!(spec.worker("i", None).engine, Engine::Vllm);
+        assert_eq!(spec.worker("i", Some(&facts(Engine::Unspecified))).engine, Engine::Vllm);
+        assert_eq!(spec.worker("i", Some(&facts(Engine::Sglang))).engine, Engine::Sglang);
     }
 
     #[test]

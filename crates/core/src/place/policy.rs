@@ -4,7 +4,7 @@
 //! its key, its size), and made again when the load it was made on has changed before the place was taken.
 //!
 //! Load is what this gateway has in flight. A worker is passed over by every policy of affinity when it has
-//! more than its share ([`gate`]), so that no hot prompt or key can pin it.
+//! more than its share ([`super::affinity::gate`]), so that no hot prompt or key can pin it.
 
 use std::sync::Arc;
 

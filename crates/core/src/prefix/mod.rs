@@ -1,6 +1,6 @@
 //! Which worker has seen the beginning of this prompt?
 //!
-//! The index remembers what the gateway itself has sent where, block by block ([`Blocks`](crate::prompt::Blocks)),
+//! The index remembers what the gateway itself has sent where, block by block ([`Blocks`]),
 //! and forgets what was longest not asked for once its memory is spent. It is a guess: engines evict by rules
 //! of their own and tell nobody here. What it knows for certain it heeds at once: a worker that left or has
 //! begun a new life has nothing, and a prompt whose prefill failed was not computed ([`Mark`]).

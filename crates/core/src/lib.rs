@@ -14,6 +14,7 @@ pub mod exchange;
 pub mod fan;
 pub mod fault;
 pub mod fleet;
+pub mod gauges;
 pub mod handoff;
 pub mod limits;
 pub mod load;

@@ -19,6 +19,7 @@ pub use pairing::{Descriptor, Mismatch, PairingMode, mismatch, pairing_key};
 pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, base_of, host_of};
 
 use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
+use crate::gauges::Gauges;
 use crate::load::Load;
 use crate::time::Instant;
 use index::{Partners, apart};
@@ -122,13 +123,16 @@ pub struct Seat {
     pub point: u64,
     pub load: Arc<Load>,
     pub pulse: Arc<Pulse>,
+    /// What the worker says of its own load.
+    pub gauges: Arc<Gauges>,
 }
 
 impl Seat {
     pub fn new(slot: u32, worker: Worker) -> Seat {
         let window = worker.window();
         let (point, worker) = (point(&worker), Arc::new(worker));
-        Seat { slot, worker, window, point, load: Arc::default(), pulse: Arc::default() }
+        let (load, pulse, gauges) = (Arc::default(), Arc::default(), Arc::default());
+        Seat { slot, worker, window, point, load, pulse, gauges }
     }
 
     /// Has the window room for so many more sequences?

@@ -192,6 +192,16 @@ fn refusals_tell_what_to_fix() {
         told("\u{feff}{}"),
         "the request body is not valid JSON at byte 0: starts with a byte order mark; send plain UTF-8"
     );
+    let told_bytes = |bytes: &[u8]| parse(bytes).unwrap_err().to_string();
+    let at_0 = "the request body is not valid JSON at byte 0: ";
+    for (bytes, why) in [
+        (&b"\x1f\x8b\x08\0"[..], "the body is compressed; send it as it is"),
+        (b"\x28\xb5\x2f\xfd\0", "the body is compressed; send it as it is"),
+        (b"\xff\xfe{\0}\0", "the body is UTF-16; send UTF-8"),
+        (b"\xfe\xff\0{\0}", "the body is UTF-16; send UTF-8"),
+    ] {
+        assert_eq!(told_bytes(bytes), format!("{at_0}{why}"));
+    }
     assert_eq!(
         told("{\"a\":1,}"),
         "the request body is not valid JSON at byte 7: expected a member name in double quotes"

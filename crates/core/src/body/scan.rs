@@ -52,6 +52,12 @@ impl<'a> Scanner<'a> {
         if self.text.starts_with(b"\xef\xbb\xbf") {
             return Err(self.bad("starts with a byte order mark; send plain UTF-8"));
         }
+        if self.text.starts_with(b"\x1f\x8b") || self.text.starts_with(b"\x28\xb5\x2f\xfd") {
+            return Err(self.bad("the body is compressed; send it as it is"));
+        }
+        if self.text.starts_with(b"\xff\xfe") || self.text.starts_with(b"\xfe\xff") {
+            return Err(self.bad("the body is UTF-16; send UTF-8"));
+        }
         self.space();
         match self.peek() {
             None => Err(BodyError::Empty),

@@ -10,7 +10,7 @@ use super::{Edits, mooncake, moriio, neuron, nixl, shfs, trt};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
 use crate::fleet::Worker;
-use crate::merge::PromptLogprobs;
+use crate::merge::{Form, PromptLogprobs};
 use crate::record::HandoffResult;
 
 /// How the decode leg learns of the prefill's KV.
@@ -35,8 +35,8 @@ pub enum Deliver {
     Trt(trt::Due),
     /// TensorRT-LLM, at once: the generation leg was told; the context leg has to answer.
     TrtTold,
-    /// SGLang's `/generate`: the prompt's log probabilities, which are put in front of the decode's.
-    Logprobs,
+    /// SGLang: the prompt's log probabilities, which are put in front of the decode's.
+    Logprobs(Form),
 }
 
 /// The prefill's answer, read.
@@ -74,8 +74,8 @@ impl Deliver {
             Deliver::Mooncake(due) => due.read(read().as_ref(), prefill),
             Deliver::Trt(due) => due.read(read().as_ref(), limits),
             Deliver::TrtTold => trt::told(read().as_ref()),
-            Deliver::Logprobs => {
-                let prompt = PromptLogprobs::read(answer, limits);
+            Deliver::Logprobs(form) => {
+                let prompt = PromptLogprobs::read(*form, answer, limits);
                 Reading { prompt, ..Reading::nothing(HandoffResult::Minted, None) }
             }
         }

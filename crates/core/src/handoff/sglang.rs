@@ -24,6 +24,7 @@ use crate::body::Edit;
 use crate::exchange::{Abort, Course, Order, Start};
 use crate::fault::LegName;
 use crate::fleet::Worker;
+use crate::merge::Form;
 use crate::record::HandoffResult;
 
 const TOGETHER: Course = Course {
@@ -39,11 +40,10 @@ const TOGETHER: Course = Course {
 pub fn plan(prefill: &Worker, decode: &Worker, ask: &Ask, mint: &mut Mint<'_>) -> Plan {
     let mut plan = Plan::decode_only(ask, None, mint);
     let start = if ask.logprobs { Start::PrefillEnd } else { Start::BothHeads };
-    // Only the native API reports the prompt's log probabilities, and only the prefill has them.
-    let merges = ask.logprobs && ask.api == Api::Generate;
-    plan.course = Course { start, reads_prefill: merges, ..TOGETHER };
-    if merges {
-        plan.deliver = Deliver::Logprobs;
+    let prompts = prompts_logprobs(ask);
+    plan.course = Course { start, reads_prefill: prompts.is_some(), ..TOGETHER };
+    if let Some(form) = prompts {
+        plan.deliver = Deliver::Logprobs(form);
     }
     plan.result = HandoffResult::Minted;
     let host = quoted(&prefill.bootstrap_host);
@@ -69,6 +69,15 @@ pub fn plan(prefill: &Worker, decode: &Worker, ask: &Ask, mint: &mut Mint<'_>) -
     }
     plan.decode.extend(routed(decode));
     plan
+}
+
+/// Where the answer tells the prompt's log probabilities, if it may: only the prefill has them.
+fn prompts_logprobs(ask: &Ask) -> Option<Form> {
+    match ask.api {
+        Api::Generate if ask.logprobs => Some(Form::Native),
+        Api::Completions if ask.logprobs && ask.echoes => Some(Form::Completion),
+        _ => None,
+    }
 }
 
 /// The rank that a worker is, for an engine that takes it in the body.

@@ -158,7 +158,7 @@ fn say(plan: &Plan) -> String {
             ", the engine is asked again if it may be new"
         }
         Deliver::Mooncake(_) => ", of the answer only its ending counts",
-        Deliver::Logprobs => ", its prompt's log probabilities go in front of the decode's",
+        Deliver::Logprobs(_) => ", its prompt's log probabilities go in front of the decode's",
     };
     let mode = plan.mode.map(|mode| format!(", mode {mode}")).unwrap_or_default();
     let pins: String = [Leg::Prefill, Leg::Decode]

@@ -273,26 +273,31 @@ fn push_trt_tail(out: &mut String, teller: &Teller, ended: &[Ended]) {
     out.push('}');
 }
 
-/// The tokens that log probabilities are told for: the prompt's own ones first when it is echoed.
+/// The tokens that log probabilities are told for: the prompt's own ones first when it is echoed. SGLang tells the
+/// prompt's only to a request that asks for alternatives, and where it computed the prompt.
 fn told_tokens(teller: &Teller, choice: &Choice, from: u32, to: u32) -> Vec<Token> {
-    let mut tokens = if from == 0 && teller.wish.echo { choice.prompt_tokens() } else { Vec::new() };
+    let asked = teller.dialect != Dialect::Sglang || teller.wish.logprobs > Some(0);
+    let prompts = from == 0 && teller.wish.echo && asked && teller.knows_prompt;
+    let mut tokens = if prompts { choice.prompt_tokens() } else { Vec::new() };
     tokens.extend((from..to).map(|at| choice.token(at)));
     tokens
 }
 
 fn completion_logprobs(teller: &Teller, choice: &Choice, from: u32, to: u32) -> String {
-    if teller.wish.logprobs.is_none() {
-        return "null".into();
-    }
+    let Some(top) = teller.wish.logprobs else { return "null".into() };
+    let sglang = teller.dialect == Dialect::Sglang;
     let tokens = told_tokens(teller, choice, from, to);
     let mut offset = 0;
     let (mut offsets, mut values, mut names, mut tops) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for token in tokens {
         let name = quote(&token.text);
-        offsets.push(offset.to_string());
+        // SGLang does not tell where a token stands.
+        offsets.push(if sglang { "-1".to_owned() } else { offset.to_string() });
         offset += token.text.chars().count();
         values.push(token.logprob.map_or("null".into(), |value| format!("{value:?}")));
-        tops.push(token.logprob.map_or("null".into(), |value| format!("{{{name}:{value:?}}}")));
+        if top > 0 || !sglang {
+            tops.push(token.logprob.map_or("null".into(), |value| format!("{{{name}:{value:?}}}")));
+        }
         names.push(name);
     }
     format!(

@@ -10,13 +10,11 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use memchr::memmem;
 
+use crate::ask::ANSWERS_MAX;
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 
 /// Longest event that is held to be edited; a longer one passes as it is.
 pub const EVENT_MAX_BYTES: usize = 16 << 20;
-
-/// Most answers of one request that are told apart.
-const INDEX_MAX: usize = 4096;
 
 /// Where an API tells log probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +85,9 @@ impl PromptLogprobs {
 
     fn note(&mut self, object: &[u8], index: usize) {
         let (holder, names) = self.form.holder();
-        let Some(holder) = scalar::member(object, holder).filter(|_| index < INDEX_MAX) else { return };
+        let Some(holder) = scalar::member(object, holder).filter(|_| index < ANSWERS_MAX as usize) else {
+            return;
+        };
         let list = |name: &'static str| {
             let list = scalar::member(holder, name).filter(|l| scalar::kind(l) == scalar::Kind::Array)?;
             let list = match self.form {

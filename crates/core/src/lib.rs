@@ -24,6 +24,7 @@ pub mod prefix;
 pub mod prompt;
 pub mod record;
 pub mod retry;
+pub mod size;
 pub mod sse;
 pub mod time;
 pub mod watchdog;

@@ -7,7 +7,8 @@
 //!
 //! A token id counts as much as four bytes of text, which is what a token of English takes. It does not know
 //! chat templates: what it hands out is what a template is made from, so prompts that begin alike here begin
-//! alike at the engine, but for templates that put the date or the like in front.
+//! alike at the engine, but for templates that put the date or the like in front. How many tokens it is, and how well
+//! that is known, says [`Prompt::size`].
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -16,8 +17,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::ask::Api;
 use crate::body::{Envelope, scalar};
+use crate::size::{Measure, Size};
 
-/// Bytes of text that count as one token.
+/// Bytes of text that count as one token where nothing better is known.
 pub const TOKEN_BYTES: usize = 4;
 
 /// Blocks of one prompt that are hashed. What comes after is not told apart: at 16 tokens a block this is a
@@ -48,6 +50,21 @@ pub struct Prompt {
     api: Api,
     body: Envelope,
     blocks: OnceLock<Arc<Blocks>>,
+    measure: Option<Arc<Measure>>,
+    size: OnceLock<Size>,
+    ids: OnceLock<Option<Arc<[u32]>>>,
+}
+
+/// What a prompt is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Keeps apart what would otherwise read as one text.
+    Mark(u8),
+    Text(&'a [u8]),
+    /// A token's number.
+    Id(u32),
+    /// What is no text, a picture for one: its hash.
+    Other(u64),
 }
 
 /// A prompt's text as hashes of its whole blocks.
@@ -70,11 +87,76 @@ impl Blocks {
 
 impl Prompt {
     pub fn of(api: Api, body: Envelope) -> Prompt {
-        Prompt { api, body, blocks: OnceLock::new() }
+        Prompt {
+            api,
+            body,
+            blocks: OnceLock::new(),
+            measure: None,
+            size: OnceLock::new(),
+            ids: OnceLock::new(),
+        }
     }
 
-    /// Hands out the text piece by piece, until there is no more or `each` says false.
+    /// What is known of tokens is asked of `measure` from now on.
+    pub fn measure_by(&mut self, measure: &Arc<Measure>) {
+        self.measure = Some(measure.clone());
+        self.size = OnceLock::new();
+        self.ids = OnceLock::new();
+    }
+
+    /// How many tokens it is: the one place that says so. Worked out when it is first asked for.
+    pub fn size(&self) -> Size {
+        *self.size.get_or_init(|| Measure::or_default(self.measure.as_deref()).size(self))
+    }
+
+    /// Its tokens as the engine will have them, where that is known for certain: the client sent them, or sent one
+    /// text that no chat template is put around and whose model's tokenizer is at hand.
+    pub fn ids(&self) -> Option<Arc<[u32]>> {
+        let ids = || Measure::or_default(self.measure.as_deref()).ids(self);
+        self.ids.get_or_init(ids).clone()
+    }
+
+    /// The model that it is for, as the client wrote it.
+    pub fn model(&self) -> Option<Cow<'_, str>> {
+        self.body.get("model").and_then(scalar::as_str)
+    }
+
+    /// What keeps its KV apart from that of equal prompts (vLLM's name first, then SGLang's).
+    pub fn salt(&self) -> Option<Cow<'_, str>> {
+        ["cache_salt", "extra_key"].iter().find_map(|name| self.body.get(name)).and_then(scalar::as_str)
+    }
+
+    /// The adapter that the body names (SGLang), if it does.
+    pub fn adapter(&self) -> Option<Cow<'_, str>> {
+        ["lora_path", "lora_name"].iter().find_map(|name| self.body.get(name)).and_then(scalar::as_str)
+    }
+
+    /// An engine's count of it leaves out what was in its cache (Anthropic's API).
+    pub(crate) fn leaves_out_cached(&self) -> bool {
+        self.api == Api::Messages
+    }
+
+    /// The raw value of the one prompt that no template is put around.
+    pub(crate) fn bare(&self) -> Option<&[u8]> {
+        match self.api {
+            Api::Completions => self.body.get("prompt"),
+            Api::Generate => self.body.get("input_ids").or_else(|| self.body.get("text")),
+            _ => None,
+        }
+    }
+
+    /// Hands out the text as bytes, piece by piece, until there is no more or `each` says false.
     pub fn walk(&self, each: &mut dyn FnMut(&[u8]) -> bool) {
+        self.pieces(&mut |piece| match piece {
+            Piece::Mark(what) => each(&[0xf8 | what]),
+            Piece::Text(text) => each(text),
+            Piece::Id(id) => each(&id.to_le_bytes()),
+            Piece::Other(hash) => each(&hash.to_le_bytes()),
+        });
+    }
+
+    /// Hands out what it is made of, until there is no more or `each` says false.
+    pub fn pieces(&self, each: &mut dyn FnMut(Piece<'_>) -> bool) {
         let mut walk = Walk { each };
         for (place, name) in (0u8..).zip(members(self.api)) {
             if let Some(value) = self.body.get(name)
@@ -183,19 +265,23 @@ impl Hasher {
 
 /// Every step says whether to go on.
 struct Walk<'a> {
-    each: &'a mut dyn FnMut(&[u8]) -> bool,
+    each: &'a mut dyn FnMut(Piece<'_>) -> bool,
 }
 
 impl Walk<'_> {
-    /// Keeps apart what would otherwise read as one text. No JSON text holds these bytes.
+    /// No JSON text holds the bytes that marks stand for.
     fn mark(&mut self, what: u8) -> bool {
-        (self.each)(&[0xf8 | what])
+        (self.each)(Piece::Mark(what))
+    }
+
+    fn text(&mut self, raw: &[u8]) -> bool {
+        scalar::text(raw, &mut |text| (self.each)(Piece::Text(text)))
     }
 
     /// A prompt, a list of prompts or of messages, or one of token ids.
     fn value(&mut self, raw: &[u8]) -> bool {
         match scalar::kind(raw) {
-            scalar::Kind::String => scalar::text(raw, self.each),
+            scalar::Kind::String => self.text(raw),
             scalar::Kind::Array => self.list(raw),
             scalar::Kind::Object => self.message(raw),
             _ => true,
@@ -204,10 +290,7 @@ impl Walk<'_> {
 
     fn list(&mut self, raw: &[u8]) -> bool {
         scalar::elements(raw).all(|item| match scalar::kind(item) {
-            scalar::Kind::Number => {
-                let id = scalar::as_u64(item).unwrap_or_default() as u32;
-                (self.each)(&id.to_le_bytes())
-            }
+            scalar::Kind::Number => (self.each)(Piece::Id(scalar::as_u64(item).unwrap_or_default() as u32)),
             _ => self.mark(6) && self.value(item),
         })
     }
@@ -216,7 +299,7 @@ impl Walk<'_> {
     fn message(&mut self, raw: &[u8]) -> bool {
         scalar::members(raw).all(|(name, value)| match &*name {
             "content" | "text" => self.value(value),
-            "role" => self.mark(7) && scalar::text(value, self.each),
+            "role" => self.mark(7) && self.text(value),
             _ => self.other(name, value),
         })
     }
@@ -224,9 +307,9 @@ impl Walk<'_> {
     /// What is no text of the conversation: calls of tools, pictures, settings of a part.
     fn other(&mut self, name: Cow<'_, str>, value: &[u8]) -> bool {
         if value.len() > OPAQUE_BYTES && scalar::kind(value) != scalar::Kind::Array {
-            return (self.each)(&xxh3_64(value).to_le_bytes());
+            return (self.each)(Piece::Other(xxh3_64(value)));
         }
-        (self.each)(name.as_bytes()) && (self.each)(value)
+        (self.each)(Piece::Text(name.as_bytes())) && (self.each)(Piece::Text(value))
     }
 }
 

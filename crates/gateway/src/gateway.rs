@@ -12,6 +12,7 @@ use baton_core::handoff;
 use baton_core::limits::{ExchangeLimits, Terms};
 use baton_core::place::{Assignment, Legwise, Policy, PolicyName, Strategy, Tuning};
 use baton_core::retry::RetryRule;
+use baton_core::size::Measure;
 use baton_core::watchdog::Watchdog;
 use http::{HeaderName, HeaderValue};
 use tokio::sync::Semaphore;
@@ -53,6 +54,8 @@ pub struct Gateway {
     pub registry: Registry,
     pub telemetry: Arc<Telemetry>,
     pub strategy: Strategy,
+    /// How prompts are counted.
+    pub measure: Arc<Measure>,
     pub rules: Rules,
     pub timeouts: Timeouts,
     pub entrance: Arc<Entrance>,
@@ -91,6 +94,7 @@ impl Gateway {
             registry,
             telemetry,
             strategy: Strategy::Legwise(legwise),
+            measure: Arc::default(),
             rules: rules(config, handoff),
             timeouts: Timeouts {
                 header_read: config.timeouts.header_read,

@@ -69,7 +69,10 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
             return whole.fail(api, &Fault::InvalidJson { message });
         };
         let ask = match Ask::read(api, &body) {
-            Ok(part) => Ask { names_peers: ask.names_peers, hints: ask.hints, ..part },
+            Ok(mut part) => {
+                part.prompt.measure_by(&whole.gateway.measure);
+                Ask { names_peers: ask.names_peers, hints: ask.hints, ..part }
+            }
             Err(fault) => return whole.fail(api, &fault),
         };
         let record = Record {

@@ -494,6 +494,9 @@ impl Drive {
             && self.told.as_ref().is_some_and(|f| f.retry() == baton_core::fault::Retry::Safe);
         self.span.settle(record);
         self.gateway.telemetry.record(record);
+        if let Some(usage) = record.usage.filter(|_| outcome == Outcome::Served) {
+            self.gateway.measure.learn(&self.ask.prompt, &usage);
+        }
     }
 }
 

@@ -179,6 +179,7 @@ impl Desk {
         record.request_bytes = bytes.len() as u64;
         let body = Envelope::parse(bytes, &gateway.rules.body).map_err(|e| malformed(&e, max))?;
         let mut ask = Ask::read(api, &body)?;
+        ask.prompt.measure_by(&gateway.measure);
         for id in parts.headers.get_all(answer::REQUEST_ID) {
             ask.hear_request_id(id.as_bytes());
         }

@@ -1,0 +1,425 @@
+//! How many tokens is a prompt, and how well is that known?
+//!
+//! In this order: the client sent token ids, which are counted; the model's tokenizer is at hand, and counts the text;
+//! or the text is divided by the bytes that a token of this model took so far, which engines tell with every answer
+//! ([`Ratios`]); and while none has answered, by [`TOKEN_BYTES`]. What a chat template puts around messages is in the
+//! learnt ratio and in no other count: a few tokens for each message.
+//!
+//! Tokenising takes about a second for a few megabytes, on the thread that serves other requests too. So no more than
+//! [`EXACT_BYTES`] of a text are tokenised, and what is longer is worked out from its beginning.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::body::scalar;
+use crate::prompt::{Piece, Prompt, TOKEN_BYTES};
+use crate::sse::Usage;
+
+/// Bytes of one text that are tokenised.
+pub const EXACT_BYTES: usize = 128 << 10;
+
+/// Models whose ratio is kept. Others count as unknown.
+pub const MODELS_MAX: usize = 256;
+
+/// Places that a model's name may stand at in the table.
+const PROBES: usize = 16;
+
+/// Prompts shorter than this are mostly template.
+const LEARN_TOKENS: u64 = 32;
+
+/// A token takes no fewer and no more bytes than this, whatever an engine says.
+const BOUNDS: (f32, f32) = (0.25, 32.0);
+
+/// One report moves the estimate by so much of their distance at least.
+const STEP: f32 = 1.0 / 64.0;
+
+/// After so many reports one in [`SAMPLE`] is enough.
+const KNOWN: u32 = 256;
+const SAMPLE: u32 = 16;
+
+/// How a size was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum How {
+    /// The client sent token ids.
+    Ids,
+    /// The tokenizer counted all of the text.
+    Tokenizer,
+    /// The tokenizer counted the beginning of a long text.
+    Beginning,
+    /// By bytes, as the engines' counts say for this model.
+    Learnt,
+    /// By bytes, as if it were English.
+    Assumed,
+}
+
+impl How {
+    pub const ALL: [How; 5] = [How::Ids, How::Tokenizer, How::Beginning, How::Learnt, How::Assumed];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            How::Ids => "token ids",
+            How::Tokenizer => "tokenizer",
+            How::Beginning => "tokenizer, beginning only",
+            How::Learnt => "learnt ratio",
+            How::Assumed => "assumed ratio",
+        }
+    }
+
+    /// No estimate.
+    pub fn is_exact(self) -> bool {
+        matches!(self, How::Ids | How::Tokenizer)
+    }
+}
+
+/// A prompt's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub tokens: u64,
+    pub how: How,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens ({})", self.tokens, self.how.as_str())
+    }
+}
+
+/// A model's way to cut text into tokens.
+pub trait Tokenizer: fmt::Debug + Send + Sync {
+    /// How many tokens the text is, without what an engine puts in front.
+    fn count(&self, text: &str) -> usize;
+
+    /// The tokens that an engine makes of a prompt of this text, with what it puts in front. `None`: it cannot say.
+    fn encode(&self, text: &str) -> Option<Vec<u32>>;
+}
+
+/// All that is known of how models count.
+#[derive(Debug, Default)]
+pub struct Measure {
+    pub ratios: Ratios,
+    /// Reports so far.
+    turn: AtomicU32,
+    /// By model; without a name, for every model that has none of its own.
+    tokenizers: Vec<(Option<String>, Arc<dyn Tokenizer>)>,
+}
+
+static DEFAULT: LazyLock<Measure> = LazyLock::new(Measure::default);
+
+impl Measure {
+    pub fn new(tokenizers: Vec<(Option<String>, Arc<dyn Tokenizer>)>) -> Measure {
+        Measure { tokenizers, ..Measure::default() }
+    }
+
+    pub(crate) fn or_default(own: Option<&Measure>) -> &Measure {
+        own.unwrap_or(&DEFAULT)
+    }
+
+    /// The tokenizer of this model, if it is at hand.
+    pub fn tokenizer(&self, model: Option<&str>) -> Option<&Arc<dyn Tokenizer>> {
+        let of = |name: Option<&str>| self.tokenizers.iter().find(|(of, _)| of.as_deref() == name);
+        model.and_then(|model| of(Some(model))).or_else(|| of(None)).map(|(_, tokenizer)| tokenizer)
+    }
+
+    /// The engine has counted a prompt: the ratio of its model follows. Once it is well known, most reports are let
+    /// go by, because the text must be walked to know its length.
+    pub fn learn(&self, prompt: &Prompt, usage: &Usage) {
+        let Some(model) = prompt.model() else { return };
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        if self.ratios.reports(&model) >= KNOWN && !turn.is_multiple_of(SAMPLE) {
+            return;
+        }
+        // Anthropic's count leaves out what was cached.
+        let cached = usage.cached_tokens.filter(|_| prompt.leaves_out_cached()).unwrap_or(0);
+        if let (0, bytes) = weigh(prompt) {
+            self.ratios.learn(&model, bytes, usage.prompt_tokens.saturating_add(cached));
+        }
+    }
+
+    pub(crate) fn size(&self, prompt: &Prompt) -> Size {
+        let (model, (ids, bytes)) = (prompt.model(), weigh(prompt));
+        if bytes == 0 {
+            return Size { tokens: ids, how: How::Ids };
+        }
+        if let Some(tokenizer) = self.tokenizer(model.as_deref()) {
+            let (text, all) = beginning(prompt);
+            let counted = tokenizer.count(&text) as u64;
+            let (tokens, how) = match all {
+                true => (counted, How::Tokenizer),
+                false => (scale(counted, bytes, text.len() as u64), How::Beginning),
+            };
+            return Size { tokens: ids + tokens, how };
+        }
+        match model.and_then(|model| self.ratios.bytes_per_token(&model)) {
+            Some(ratio) => {
+                let tokens = (bytes as f64 / f64::from(ratio)).ceil() as u64;
+                Size { tokens: ids + tokens, how: How::Learnt }
+            }
+            None => Size { tokens: ids + bytes.div_ceil(TOKEN_BYTES as u64), how: How::Assumed },
+        }
+    }
+
+    pub(crate) fn ids(&self, prompt: &Prompt) -> Option<Arc<[u32]>> {
+        let raw = prompt.bare()?;
+        match scalar::kind(raw) {
+            scalar::Kind::Array => {
+                let id = |item| scalar::as_u64(item).and_then(|id| u32::try_from(id).ok());
+                scalar::elements(raw).map(id).collect()
+            }
+            scalar::Kind::String => {
+                let tokenizer = self.tokenizer(prompt.model().as_deref())?;
+                // An escape makes a text shorter, never longer.
+                let text = scalar::as_str(raw).filter(|text| text.len() <= EXACT_BYTES)?;
+                tokenizer.encode(&text).map(Arc::from)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Token ids, and bytes of text.
+fn weigh(prompt: &Prompt) -> (u64, u64) {
+    let (mut ids, mut bytes) = (0, 0);
+    prompt.pieces(&mut |piece| {
+        match piece {
+            Piece::Id(_) => ids += 1,
+            Piece::Text(text) => bytes += text.len() as u64,
+            Piece::Mark(_) => {}
+            Piece::Other(_) => bytes += 8,
+        }
+        true
+    });
+    (ids, bytes)
+}
+
+/// The text up to what is tokenised, and whether that is all of it. Parts stand on lines of their own.
+fn beginning(prompt: &Prompt) -> (String, bool) {
+    let (mut text, mut all) = (Vec::new(), true);
+    prompt.pieces(&mut |piece| {
+        match piece {
+            Piece::Text(more) => {
+                let room = EXACT_BYTES - text.len();
+                all = more.len() <= room;
+                text.extend_from_slice(&more[..more.len().min(room)]);
+            }
+            Piece::Mark(_) if !text.is_empty() && text.len() < EXACT_BYTES => text.push(b'\n'),
+            Piece::Mark(_) | Piece::Id(_) | Piece::Other(_) => {}
+        }
+        all
+    });
+    (String::from_utf8_lossy(&text).into_owned(), all)
+}
+
+fn scale(part: u64, whole_bytes: u64, part_bytes: u64) -> u64 {
+    let tokens = u128::from(part) * u128::from(whole_bytes) / u128::from(part_bytes.max(1));
+    u64::try_from(tokens).unwrap_or(u64::MAX)
+}
+
+/// Bytes that a token takes, for each model, learnt from what engines count.
+///
+/// Two atomics for each model at a place that its name's hash says: neither reading nor learning locks. One report in
+/// error moves an estimate by no more than half of a doubling's step, so that it takes many to spoil it.
+#[derive(Debug)]
+pub struct Ratios(Box<[Kept; MODELS_MAX]>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// The hash of the model's name; 0: nobody's place.
+    model: AtomicU64,
+    /// The estimate's bits, and in the upper half how many reports it is made of.
+    state: AtomicU64,
+}
+
+impl Default for Ratios {
+    fn default() -> Self {
+        Ratios(Box::new(std::array::from_fn(|_| Kept::default())))
+    }
+}
+
+impl Ratios {
+    /// `None` while no engine has counted a prompt of this model.
+    pub fn bytes_per_token(&self, model: &str) -> Option<f32> {
+        let (estimate, reports) = self.state(model);
+        (reports > 0).then_some(estimate)
+    }
+
+    /// How many reports it is made of.
+    fn reports(&self, model: &str) -> u32 {
+        self.state(model).1
+    }
+
+    fn state(&self, model: &str) -> (f32, u32) {
+        let name = name(model);
+        let kept = self.places(name).find(|kept| kept.model.load(Ordering::Acquire) == name);
+        kept.map_or((0.0, 0), |kept| unpack(kept.state.load(Ordering::Acquire)))
+    }
+
+    /// An engine counted so many tokens in a prompt of so many bytes.
+    pub fn learn(&self, model: &str, bytes: u64, tokens: u64) {
+        if tokens < LEARN_TOKENS || bytes == 0 {
+            return;
+        }
+        let (name, seen) = (name(model), bytes as f32 / tokens as f32);
+        let own = |kept: &&Kept| {
+            let taken = kept.model.compare_exchange(0, name, Ordering::AcqRel, Ordering::Acquire);
+            taken.is_ok() || taken == Err(name)
+        };
+        let Some(kept) = self.places(name).find(own) else { return };
+        let next = |state: u64| {
+            let (estimate, reports) = unpack(state);
+            Some(pack(follow(estimate, reports, seen), reports.saturating_add(1)))
+        };
+        // A lost race loses one report.
+        let _ = kept.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+    }
+
+    fn places(&self, name: u64) -> impl Iterator<Item = &Kept> {
+        (0..PROBES).filter_map(move |step| self.0.get((name as usize).wrapping_add(step) % MODELS_MAX))
+    }
+}
+
+fn name(model: &str) -> u64 {
+    xxh3_64(model.as_bytes()).max(1)
+}
+
+/// The mean at first, a slow average later; no report counts for more than twice or less than half of what is known.
+fn follow(estimate: f32, reports: u32, seen: f32) -> f32 {
+    let seen = seen.clamp(BOUNDS.0, BOUNDS.1);
+    if reports == 0 {
+        return seen;
+    }
+    let seen = seen.clamp(estimate / 2.0, estimate * 2.0);
+    let step = (1.0 / (reports as f32 + 1.0)).max(STEP);
+    (estimate.ln() + step * (seen.ln() - estimate.ln())).exp()
+}
+
+fn pack(estimate: f32, reports: u32) -> u64 {
+    u64::from(reports) << 32 | u64::from(estimate.to_bits())
+}
+
+fn unpack(state: u64) -> (f32, u32) {
+    (f32::from_bits(state as u32), (state >> 32) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ask::{Api, Ask};
+    use crate::body::{BodyLimits, Envelope};
+    use proptest::prelude::*;
+
+    /// A token is a letter of the text; one stands in front of a prompt.
+    #[derive(Debug)]
+    struct Letters;
+
+    impl Tokenizer for Letters {
+        fn count(&self, text: &str) -> usize {
+            text.chars().filter(|c| c.is_alphabetic()).count()
+        }
+
+        fn encode(&self, text: &str) -> Option<Vec<u32>> {
+            Some(std::iter::once(0).chain(text.chars().map(u32::from)).collect())
+        }
+    }
+
+    fn prompt(api: Api, body: &str, measure: &Arc<Measure>) -> Prompt {
+        let body = Envelope::parse(body.to_owned().into(), &BodyLimits::default()).unwrap();
+        let mut prompt = Ask::read(api, &body).unwrap().prompt;
+        prompt.measure_by(measure);
+        prompt
+    }
+
+    fn chat(text: &str, measure: &Arc<Measure>) -> Size {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
+        prompt(Api::Chat, &body, measure).size()
+    }
+
+    #[test]
+    fn the_best_source_at_hand_is_taken() {
+        let measure = Arc::new(Measure::default());
+        assert_eq!(chat(&"x".repeat(396), &measure), Size { tokens: 100, how: How::Assumed });
+        measure.ratios.learn("m", 400, 200);
+        assert_eq!(chat(&"x".repeat(396), &measure), Size { tokens: 200, how: How::Learnt });
+        let measure = Arc::new(Measure::new(vec![(Some("m".into()), Arc::new(Letters))]));
+        assert_eq!(chat(&"x ".repeat(300), &measure), Size { tokens: 304, how: How::Tokenizer });
+        let ids = prompt(Api::Completions, r#"{"model":"m","prompt":[5,6,7]}"#, &measure);
+        assert_eq!(ids.size(), Size { tokens: 3, how: How::Ids });
+        assert_eq!(ids.size().to_string(), "3 tokens (token ids)");
+    }
+
+    #[test]
+    fn a_long_text_is_worked_out_from_its_beginning() {
+        let measure = Arc::new(Measure::new(vec![(None, Arc::new(Letters))]));
+        let text = "x ".repeat(EXACT_BYTES);
+        let Size { tokens, how } = chat(&text, &measure);
+        assert_eq!(how, How::Beginning);
+        assert!(tokens.abs_diff(EXACT_BYTES as u64) < 100, "{tokens}");
+        let long = format!(r#"{{"model":"m","prompt":"{text}"}}"#);
+        assert!(prompt(Api::Completions, &long, &measure).ids().is_none());
+    }
+
+    #[test]
+    fn tokens_are_known_for_certain_or_not_at_all() {
+        let measure = Arc::new(Measure::new(vec![(Some("m".into()), Arc::new(Letters))]));
+        let ids = |api, body: &str| prompt(api, body, &measure).ids().map(|ids| ids.to_vec());
+        assert_eq!(ids(Api::Completions, r#"{"model":"m","prompt":"ab"}"#), Some(vec![0, 97, 98]));
+        assert_eq!(ids(Api::Completions, r#"{"model":"m","prompt":[1,2]}"#), Some(vec![1, 2]));
+        assert_eq!(ids(Api::Generate, r#"{"input_ids":[3],"text":"a"}"#), Some(vec![3]));
+        for unsure in [
+            r#"{"model":"other","prompt":"ab"}"#,
+            r#"{"model":"m","prompt":["a","b"]}"#,
+            r#"{"model":"m","prompt":[[1],[2]]}"#,
+            r#"{"model":"m","prompt":[1,-2]}"#,
+            r#"{"model":"m"}"#,
+        ] {
+            assert_eq!(ids(Api::Completions, unsure), None, "{unsure}");
+        }
+        assert_eq!(ids(Api::Chat, r#"{"model":"m","messages":[{"content":"ab"}]}"#), None);
+    }
+
+    #[test]
+    fn short_prompts_teach_nothing_and_one_report_in_error_moves_little() {
+        let ratios = Ratios::default();
+        ratios.learn("m", 1000, LEARN_TOKENS - 1);
+        assert_eq!(ratios.bytes_per_token("m"), None);
+        for _ in 0..100 {
+            ratios.learn("m", 3000, 1000);
+        }
+        ratios.learn("m", 1, 1_000_000);
+        ratios.learn("m", u64::MAX, 100);
+        let after = ratios.bytes_per_token("m").unwrap();
+        assert!((2.9..3.1).contains(&after), "{after}");
+        assert_eq!(ratios.bytes_per_token("n"), None);
+    }
+
+    #[test]
+    fn more_models_than_there_is_room_for_are_unknown_and_hurt_nobody() {
+        let ratios = Ratios::default();
+        for i in 0..4 * MODELS_MAX {
+            ratios.learn(&i.to_string(), 300, 100);
+        }
+        let known = (0..4 * MODELS_MAX).filter(|i| ratios.bytes_per_token(&i.to_string()).is_some()).count();
+        assert!((MODELS_MAX / 2..=MODELS_MAX).contains(&known), "{known}");
+    }
+
+    proptest! {
+        /// Whatever is reported, an estimate is a number within bounds, and it comes near what is reported steadily.
+        #[test]
+        fn an_estimate_follows(reports in prop::collection::vec((any::<u64>(), any::<u64>()), 0..50), steady in 64u64..2000) {
+            let ratios = Ratios::default();
+            for (bytes, tokens) in reports {
+                ratios.learn("m", bytes, tokens);
+                let known = ratios.bytes_per_token("m");
+                prop_assert!(known.is_none_or(|r| (BOUNDS.0..=BOUNDS.1).contains(&r)));
+            }
+            for _ in 0..2000 {
+                ratios.learn("m", steady, 100);
+            }
+            let (known, is) = (ratios.bytes_per_token("m").unwrap(), steady as f32 / 100.0);
+            prop_assert!((known / is - 1.0).abs() < 0.05, "{known} {is}");
+        }
+    }
+}

@@ -49,14 +49,11 @@ fn mix(x: u64) -> u64 {
 }
 
 /// One prompt, and what each worker would have to compute of it.
-pub struct Backlog {
+pub struct Backlog<'t> {
     pub blocks: Arc<Blocks>,
     /// By slot.
     found: SmallVec<[(Holder, u32); 8]>,
-    threshold: f64,
-    decay: f64,
-    temperature: f64,
-    balance: Tuning,
+    tuning: &'t Tuning,
 }
 
 /// One candidate's worth.
@@ -67,17 +64,15 @@ struct Cost<'a> {
     chosen: Instant,
 }
 
-impl Backlog {
-    pub fn new(index: &PrefixIndex, blocks: Arc<Blocks>, tuning: &Tuning) -> Backlog {
+impl<'t> Backlog<'t> {
+    pub fn new(index: &PrefixIndex, blocks: Arc<Blocks>, tuning: &'t Tuning) -> Backlog<'t> {
         let found = index.find(&blocks).by_slot();
-        Backlog {
-            blocks,
-            found,
-            threshold: tuning.cache_threshold,
-            decay: tuning.overlap_decay,
-            temperature: tuning.temperature,
-            balance: tuning.clone(),
-        }
+        Backlog { blocks, found, tuning }
+    }
+
+    /// Does anybody have enough of it to count?
+    pub fn is_hit(&self) -> bool {
+        self.found.iter().any(|(_, blocks)| self.counted(*blocks) > 0.0)
     }
 
     /// Tokens of the prompt that the worker has not.
@@ -93,8 +88,13 @@ impl Backlog {
     fn cached(&self, seat: &Seat) -> f64 {
         let Ok(at) = self.found.binary_search_by_key(&seat.slot, |(h, _)| h.slot) else { return 0.0 };
         let (of, blocks) = self.found[at];
+        if of == holder(seat) { self.counted(blocks) } else { 0.0 }
+    }
+
+    /// So many first blocks in tokens, if they are enough of it to count.
+    fn counted(&self, blocks: u32) -> f64 {
         let tokens = self.blocks.bytes_of(blocks as usize) as f64 / TOKEN_BYTES as f64;
-        if of == holder(seat) && tokens > self.threshold * self.total() { tokens } else { 0.0 }
+        if tokens > self.tuning.cache_threshold * self.total() { tokens } else { 0.0 }
     }
 
     /// The worker that costs least, and the load that this was found at. Among equals the one that was longest
@@ -104,20 +104,20 @@ impl Backlog {
         candidates: &[&'a Arc<Seat>],
         dice: &mut Dice,
     ) -> Option<(&'a Arc<Seat>, u32)> {
-        let gate = gate(candidates, &self.balance);
+        let gate = gate(candidates, self.tuning);
         let idlest = candidates.iter().map(|s| queued(s, s.load.in_flight())).fold(f64::INFINITY, f64::min);
         let cost = |seat: &&'a Arc<Seat>| {
             let load = seat.load.in_flight();
             let queued = queued(seat, load);
             let excess = (queued - idlest) / self.total().max(1.0);
-            let cached = self.cached(seat) / (1.0 + self.decay * excess.max(0.0));
+            let cached = self.cached(seat) / (1.0 + self.tuning.overlap_decay * excess.max(0.0));
             let over = f64::from(load) > gate;
             // Above the gate nobody is wanted, but the least of those if there is nobody else.
             let computed = COMPUTED * (self.total() - if over { 0.0 } else { cached });
             let tokens = queued + computed + if over { 1e15 } else { 0.0 };
             Cost { seat, load, tokens, chosen: seat.load.last_chosen() }
         };
-        if self.temperature > 0.0 {
+        if self.tuning.temperature > 0.0 {
             return self.softly(candidates.iter().map(cost).collect(), dice);
         }
         let mut best: Option<Cost<'a>> = None;
@@ -146,7 +146,7 @@ impl Backlog {
         let least = costs.iter().map(|c| c.tokens).fold(f64::INFINITY, f64::min);
         let most = costs.iter().map(|c| c.tokens).fold(f64::NEG_INFINITY, f64::max);
         let span = (most - least).max(f64::MIN_POSITIVE);
-        let weight = |c: &Cost<'_>| (-(c.tokens - least) / span / self.temperature).exp();
+        let weight = |c: &Cost<'_>| (-(c.tokens - least) / span / self.tuning.temperature).exp();
         let mut left = dice.fraction() * costs.iter().map(weight).sum::<f64>();
         for cost in &costs {
             left -= weight(cost);

@@ -17,6 +17,7 @@ pub mod receipt;
 mod sizes;
 mod tuning;
 mod turns;
+mod warm;
 
 use std::sync::Arc;
 

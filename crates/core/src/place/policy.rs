@@ -14,6 +14,7 @@ use super::affinity::{self, Backlog};
 use super::keys::{Keys, Pin};
 use super::sizes::Sizes;
 use super::turns::Turns;
+use super::warm::{self, WarmUp};
 use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
 use crate::fleet::Seat;
@@ -73,6 +74,7 @@ pub struct Policy {
     tuning: Tuning,
     turns: Turns,
     index: Option<Arc<PrefixIndex>>,
+    warm: WarmUp,
     keys: Option<Arc<Keys>>,
     sizes: Option<Sizes>,
 }
@@ -84,7 +86,9 @@ struct Sight<'a> {
     hash: Option<u64>,
     /// The key that sticks, and where it is.
     key: Option<(u64, Pin)>,
-    backlog: Option<Backlog>,
+    backlog: Option<Backlog<'a>>,
+    /// It is the turn of these, as long as they have no more than their share.
+    turn: Option<warm::Slots>,
     bytes: u64,
 }
 
@@ -110,6 +114,7 @@ impl Policy {
             name,
             turns: Turns::default(),
             index: (name == PolicyName::CacheAware).then(index),
+            warm: WarmUp::default(),
             keys: sticks.then(|| Arc::new(Keys::new(&tuning))),
             sizes: (name == PolicyName::Bucket).then(|| Sizes::new(tuning.bucket_every)),
             tuning,
@@ -163,7 +168,7 @@ impl Policy {
     }
 
     /// Reads what the policy needs of the request, and no more.
-    fn see<'a>(&self, look: &'a Look<'a>) -> Sight<'a> {
+    fn see<'a>(&'a self, look: &'a Look<'a>) -> Sight<'a> {
         let (hints, prompt) = (&look.ask.hints, &look.ask.prompt);
         let hash = match self.name {
             PolicyName::PrefixHash => hints.key.or_else(|| prompt.beginning(self.tuning.prefix_tokens)),
@@ -180,8 +185,13 @@ impl Policy {
             index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
             Backlog::new(index, prompt.blocks(self.tuning.block_tokens), &self.tuning)
         });
+        let turn = self
+            .index
+            .as_ref()
+            .zip(backlog.as_ref())
+            .and_then(|(index, backlog)| self.warm.turn(backlog.is_hit(), look, index, &self.tuning));
         let bytes = if self.sizes.is_some() { prompt.bytes() } else { 0 };
-        Sight { look, hash, key, backlog, bytes }
+        Sight { look, hash, key, backlog, turn, bytes }
     }
 
     /// The place is taken: what follows from it.
@@ -273,7 +283,11 @@ impl Policy {
                 least(candidates.iter().copied(), dice).map(seen)
             }
             PolicyName::CacheAware => match &sight.backlog {
-                Some(backlog) => backlog.cheapest(candidates, dice).map(seen),
+                Some(backlog) => {
+                    let theirs = sight.turn.as_ref().map(|slots| self.of_turn(slots, candidates));
+                    let among = theirs.as_deref().filter(|theirs| !theirs.is_empty());
+                    backlog.cheapest(among.unwrap_or(candidates), dice).map(seen)
+                }
                 None => least(candidates.iter().copied(), dice).map(seen),
             },
             PolicyName::PrefixHash => match sight.hash {
@@ -287,6 +301,14 @@ impl Policy {
             },
             PolicyName::Bucket => self.sized(candidates, sight, dice),
         }
+    }
+
+    /// Of these, those who have no more than their share of the load.
+    fn of_turn<'a>(&self, slots: &warm::Slots, candidates: &[&'a Arc<Seat>]) -> Seats<'a> {
+        let gate = affinity::gate(candidates, &self.tuning);
+        let may =
+            |s: &&&Arc<Seat>| slots.binary_search(&s.slot).is_ok() && f64::from(s.load.in_flight()) <= gate;
+        candidates.iter().filter(may).copied().collect()
     }
 
     /// The owner of the hash among those that have no more than their share; the next owner where it has.

@@ -29,6 +29,17 @@ pub struct Tuning {
     pub overlap_decay: f64,
     /// `--selection-temperature`.
     pub temperature: f64,
+    /// How long a worker is new. `None`: nobody is. `--worker-warmup-secs`.
+    pub warm_up: Option<Duration>,
+    /// Share of the prompts that nobody knows for new workers. `--worker-warmup-share`.
+    pub warm_up_share: f64,
+    /// A worker that holds so many blocks is not new any more. `--worker-warmup-blocks`.
+    pub warm_up_blocks: u64,
+    /// A new worker is thin if it holds less than this share of the median. `--worker-warmup-thin-ratio`.
+    pub thin_ratio: f64,
+    /// One in so many of the prompts that somebody knows goes to a thin worker; 0: none.
+    /// `--worker-warmup-divert-every`.
+    pub divert_every: u64,
     /// `--prefix-token-count`.
     pub prefix_tokens: usize,
     /// `--prefix-hash-load-factor`.
@@ -57,6 +68,11 @@ impl Default for Tuning {
             block_tokens: 16,
             overlap_decay: 0.0,
             temperature: 0.0,
+            warm_up: Some(Duration::from_secs(60)),
+            warm_up_share: 0.25,
+            warm_up_blocks: 1024,
+            thin_ratio: 0.5,
+            divert_every: 8,
             prefix_tokens: 256,
             prefix_load_factor: 1.25,
             prefix_abs: 10.0,

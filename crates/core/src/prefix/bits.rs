@@ -34,6 +34,11 @@ impl Bits {
         }
     }
 
+    /// Its numbers, rising.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().flat_map(|(at, word)| ones(*word, at * 64))
+    }
+
     /// Its numbers that are not in `other`, rising.
     pub fn without<'a>(&'a self, other: &'a Bits) -> impl Iterator<Item = usize> + use<'a> {
         let other = |at: usize| other.0.get(at).copied().unwrap_or_default();

@@ -113,6 +113,16 @@ impl PrefixIndex {
         self.shards.iter().map(|keep| lock(keep).recount()).sum()
     }
 
+    /// How many blocks each of these holds, in their order.
+    pub fn held(&self, holders: &[Holder]) -> Vec<u64> {
+        let mut sums = vec![];
+        for keep in &self.shards {
+            lock(keep).add_held(&mut sums);
+        }
+        let of = |number: Option<usize>| number.and_then(|n| sums.get(n).copied()).unwrap_or_default();
+        self.owners.numbers(holders).map(of).collect()
+    }
+
     /// Who holds how much of it?
     pub fn find(&self, blocks: &Blocks) -> Found {
         let Some(keep) = self.keep(&blocks.hashes) else { return Found::default() };

@@ -49,6 +49,15 @@ impl Owners {
         (life == holder.life).then_some(number)
     }
 
+    /// The numbers of several.
+    pub fn numbers(&self, holders: &[Holder]) -> impl Iterator<Item = Option<usize>> {
+        let table = self.read();
+        holders.iter().map(move |holder| {
+            let (life, number) = *table.numbers.get(&holder.slot)?;
+            (life == holder.life).then_some(number)
+        })
+    }
+
     /// A number for a worker that has none. `None` if there are too many, or if it was given one in the
     /// meantime for another life.
     pub fn admit(&self, holder: Holder) -> Option<usize> {

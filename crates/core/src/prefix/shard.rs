@@ -32,6 +32,8 @@ pub(super) struct Shard {
     /// Both ends of the list by age. `None`: there is no run.
     ends: Option<Ends>,
     bytes: usize,
+    /// Blocks that each number holds here.
+    held: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +83,12 @@ impl Shard {
         self.ends.map_or(u64::MAX, |ends| self.run(ends.oldest).used)
     }
 
+    /// Adds the blocks that each number holds here.
+    pub fn add_held(&self, sums: &mut Vec<u64>) {
+        sums.resize(sums.len().max(self.held.len()), 0);
+        sums.iter_mut().zip(&self.held).for_each(|(sum, own)| *sum += own);
+    }
+
     pub fn recount(&self) -> usize {
         self.heads.values().map(|at| self.run(*at).bytes()).sum()
     }
@@ -115,11 +123,11 @@ impl Shard {
         }
         // What lies before is covered by what was held, even where a prompt before it was taken back.
         for step in path.iter().filter(|step| step.end > held) {
-            self.mark(step.run, number, Bits::set);
+            self.mark(step.run, number);
         }
         if let Some(rest) = hashes.get(end..).filter(|rest| !rest.is_empty()) {
             let run = self.add(rest, path.last().map_or(NIL, |step| step.run), now);
-            self.mark(run, number, Bits::set);
+            self.mark(run, number);
         }
         for step in path.iter().rev() {
             self.touch(step.run, now);
@@ -183,16 +191,39 @@ impl Shard {
         &mut self.runs[at as usize]
     }
 
-    fn mark(&mut self, at: u32, number: usize, change: fn(&mut Bits, usize)) {
+    fn mark(&mut self, at: u32, number: usize) {
+        if !self.run(at).holders.has(number) {
+            self.change_holders(at, |holders| holders.set(number));
+            self.gain(number, self.run(at).hashes.len());
+        }
+    }
+
+    fn change_holders(&mut self, at: u32, change: impl FnOnce(&mut Bits)) {
         let holders = &mut self.run_mut(at).holders;
         let before = holders.bytes();
-        change(holders, number);
+        change(holders);
         let after = holders.bytes();
         self.bytes = self.bytes + after - before;
     }
 
+    fn gain(&mut self, number: usize, blocks: usize) {
+        if self.held.len() <= number {
+            self.held.resize(number + 1, 0);
+        }
+        self.held[number] += blocks as u64;
+    }
+
+    fn lose(&mut self, number: usize, blocks: usize) {
+        if let Some(held) = self.held.get_mut(number) {
+            *held = held.saturating_sub(blocks as u64);
+        }
+    }
+
     fn unmark(&mut self, at: u32, number: usize) {
-        self.mark(at, number, Bits::clear);
+        if self.run(at).holders.has(number) {
+            self.change_holders(at, |holders| holders.clear(number));
+            self.lose(number, self.run(at).hashes.len());
+        }
         let run = self.run(at);
         if run.holders.is_empty() && run.children == 0 {
             self.remove(at);
@@ -303,9 +334,10 @@ impl Shard {
     fn vacate(&mut self, at: u32) -> u32 {
         let run = self.run_mut(at);
         let (hashes, parent, bytes) = (std::mem::take(&mut run.hashes), run.parent, run.bytes());
-        run.holders = Bits::default();
+        let holders = std::mem::take(&mut run.holders);
         (run.children, run.kin, run.parent) = (0, 0, NIL);
         self.bytes -= bytes + hashes.len() * 8;
+        holders.iter().for_each(|number| self.lose(number, hashes.len()));
         if let Some(head) = hashes.first()
             && self.heads.get(head) == Some(&at)
         {
@@ -327,7 +359,11 @@ impl Shard {
         self.heads.remove(&head);
         self.unlink(lower);
         let (parent, newer, used) = (self.run(upper).parent, self.run(upper).newer, self.run(upper).used);
-        self.bytes += self.run(upper).hashes.len() * 8;
+        let gained = self.run(upper).hashes.len();
+        self.bytes += gained * 8;
+        // What the upper part's end takes back.
+        let holders = self.run(upper).holders.clone();
+        holders.iter().for_each(|number| self.gain(number, gained));
         let first = both.first().copied().unwrap_or_default();
         let run = self.run_mut(lower);
         (run.hashes, run.parent, run.used) = (both.into(), parent, used);
@@ -448,6 +484,11 @@ mod tests {
                 assert!(children.iter().all(|child| rank[child] < *place), "a child is newer");
                 assert!(run.children > 0 || !run.holders.is_empty(), "of no use");
             }
+            let mut held = vec![0; self.held.len()];
+            for run in rank.keys().map(|at| self.run(*at)) {
+                run.holders.iter().for_each(|number| held[number] += run.hashes.len() as u64);
+            }
+            assert_eq!(held, self.held);
         }
     }
 

@@ -10,5 +10,6 @@ mod pairs;
 mod partner;
 mod probes;
 mod spread;
+mod warm;
 mod windows;
 mod yard;

@@ -13,7 +13,6 @@ use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, Poli
 const SCORES: &str = "load reports from engines: until then load is the requests in flight";
 const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
 const RULES: &str = "further rules of choice of cache_aware";
-const WARM_UP: &str = "warm-up of new workers: until then they get their share by load";
 const EVENTS: &str = "KV events from engines";
 const REPORTS: &str = "load reports from engines";
 const OVERLOAD: &str = "overload protection";
@@ -87,17 +86,16 @@ group! {
         selection_policy: String = "cache-aware-default".to_owned(), TEXT, "selection-policy", NOTE.later(RULES);
         /// How long a dispatch counts before the engine reports it; 0 not at all.
         selection_accounting_ttl: Option<Duration> = None, MILLIS_OR_OFF, "selection-accounting-ttl-ms", NOTE.later(RULES);
-        /// How long a new worker is warmed up; 0 not at all.
-        worker_warmup: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF, "worker-warmup-secs", NOTE.later(WARM_UP);
-        /// Share of cache misses that workers in warm-up get.
-        worker_warmup_share: f64 = 0.25, SHARE, "worker-warmup-share", NOTE.later(WARM_UP);
-        /// Blocks after which a worker is warm.
-        worker_warmup_blocks: usize = 1024, COUNT, "worker-warmup-blocks", NOTE.later(WARM_UP);
-        /// Share of the median index under which a worker is thin.
-        worker_warmup_thin_ratio: f64 = 0.5, SHARE, "worker-warmup-thin-ratio", NOTE.later(WARM_UP);
+        /// How long a new worker is given prompts that it would not win; 0 not at all.
+        worker_warmup: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF, "worker-warmup-secs";
+        /// Share of cache misses that workers in warm-up get, at least.
+        worker_warmup_share: f64 = 0.25, SHARE, "worker-warmup-share";
+        /// Blocks held after which a worker is warm.
+        worker_warmup_blocks: usize = 1024, COUNT, "worker-warmup-blocks";
+        /// A worker in warm-up is thin while it holds less than this share of the others' median.
+        worker_warmup_thin_ratio: f64 = 0.5, SHARE, "worker-warmup-thin-ratio";
         /// One hit in this many goes to a thin worker; 0 none.
-        worker_warmup_divert_every: Option<NonZeroUsize> = Some(at_least_one(8)), COUNT_OR_OFF, "worker-warmup-divert-every",
-            NOTE.later(WARM_UP);
+        worker_warmup_divert_every: Option<NonZeroUsize> = Some(at_least_one(8)), COUNT_OR_OFF, "worker-warmup-divert-every";
         /// Index that KV events are kept in.
         kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.later(EVENTS);
         /// Forget what no event and no request named for this long; unset or 0: never.

@@ -14,9 +14,11 @@
 
 mod course;
 mod event;
+mod ledger;
 
 pub use course::{Abort, Course, Leg, Order, Start};
 pub use event::{Action, Actions, Event, Failure, Handed, Outcome};
+pub use ledger::{Fate, Ledger};
 
 use course::NOWHERE;
 
@@ -59,6 +61,8 @@ pub struct Exchange {
     leased: [bool; 2],
     /// KV waits at the prefill for a decode. Between attempts: for another decode.
     handed: bool,
+    /// What became of the attempt's hand-off.
+    ledger: Ledger,
     /// What the attempt before failed with: told if no worker is left to try.
     last: Option<Fault>,
     /// What the client gets if no window opens.
@@ -77,6 +81,7 @@ impl Exchange {
             decode: LegState::Idle,
             leased: [false; 2],
             handed: false,
+            ledger: Ledger::Nothing,
             last: None,
             shed: None,
         }
@@ -96,6 +101,12 @@ impl Exchange {
         self.phase == Phase::Done
     }
 
+    /// The hand-off of the attempt under way, or of the last one. What is [`Ledger::Out`] ends before another
+    /// one is issued, and before `Settle`.
+    pub fn handoff(&self) -> Ledger {
+        self.ledger
+    }
+
     /// The client's answer has begun.
     pub fn has_started(&self) -> bool {
         self.phase == Phase::Relaying
@@ -110,8 +121,8 @@ impl Exchange {
             (Phase::Placing, Event::Placed(_)) if self.handed => self.send_again(&mut todo),
             (Phase::Placing, Event::Unplaced(_) | Event::Full(_)) if self.handed => {
                 // Nobody was asked, so the attempt is not used up: it goes on with a fresh pair.
-                self.handed = false;
-                todo.extend([Action::Release, Action::Place]);
+                self.release(&mut todo);
+                todo.push(Action::Place);
             }
             (Phase::Placing, Event::Placed(course)) => self.send(course, &mut todo),
             (Phase::Placing, Event::Unplaced(fault)) => self.unplaced(fault, &mut todo),
@@ -182,6 +193,7 @@ impl Exchange {
         self.phase = Phase::Running;
         self.course = course;
         self.handed = false;
+        self.ledger = Ledger::sent(course.order);
         (self.prefill, self.decode) = (LegState::Idle, LegState::Idle);
         self.leased = [course.order != Order::Single, true];
         if course.order != Order::Single {
@@ -208,6 +220,9 @@ impl Exchange {
             Leg::Decode if self.decode == LegState::Sent => {
                 self.decode = LegState::Head;
                 self.handed = false;
+                if self.course.order == Order::InTurn {
+                    self.ledger.ends(Fate::Consumed);
+                }
             }
             _ => return,
         }
@@ -229,7 +244,9 @@ impl Exchange {
                 self.settle(Outcome::Served, todo);
             }
             Order::InTurn => {
-                self.handed = handed == Handed::Over && self.course.release;
+                if handed == Handed::Over {
+                    (self.ledger, self.handed) = (Ledger::Out, self.course.release);
+                }
                 self.decode = LegState::Sent;
                 todo.push(Action::Send(Leg::Decode));
             }
@@ -257,6 +274,7 @@ impl Exchange {
             return;
         }
         self.phase = Phase::Relaying;
+        self.ledger.ends(Fate::Consumed);
         todo.push(Action::Start);
         if self.in_flight(Leg::Prefill) {
             // Closing it would abort the KV transfer that the decode is living on.
@@ -280,8 +298,13 @@ impl Exchange {
         }
         // A decode that surely never saw the hand-off did not consume it either. One that may have seen it
         // is left alone: consuming twice reads blocks that may hold another prompt by now.
-        if leg == Leg::Decode && delivered {
-            self.handed = false;
+        if leg == Leg::Decode && self.course.order == Order::InTurn {
+            self.handed &= !delivered;
+            match (delivered, self.handed) {
+                (true, _) => self.ledger.ends(Fate::Unknown),
+                (false, false) => self.ledger.ends(Fate::Expired),
+                (false, true) => {}
+            }
         }
         match self.retry.decide(&fault, self.attempt, false, dice) {
             Decision::Again { wait } => {
@@ -347,15 +370,23 @@ impl Exchange {
                 }
             }
         }
-        if std::mem::take(&mut self.handed) {
-            todo.push(Action::Release);
+        if self.handed {
+            self.release(todo);
         }
+        self.ledger.ends(Ledger::left(self.course.order));
         // A leg that was placed and never sent still holds its worker's lease, and perhaps its probe.
         for leg in [Leg::Prefill, Leg::Decode] {
             if self.leased[leg as usize] {
                 self.close(leg, Verdict::Mute, todo);
             }
         }
+    }
+
+    /// Nobody will be told of the KV any more: a throw-away decode fetches it.
+    fn release(&mut self, todo: &mut Actions) {
+        self.handed = false;
+        self.ledger.ends(Fate::Released);
+        todo.push(Action::Release);
     }
 
     /// The leg is over: judge it and give its lease back.

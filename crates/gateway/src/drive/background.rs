@@ -61,16 +61,15 @@ impl Drive {
 
     /// Makes a decode consume the KV that the prefill holds for this request.
     pub(super) fn release(&mut self) {
-        let Some((runtime, place)) = self.background() else {
-            return self.gateway.telemetry.background().released(LegEnd::Dropped);
-        };
-        let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else { return };
+        let handoff = self.handoff.take();
+        let dropped = |handoff| self.gateway.telemetry.background().released(LegEnd::Dropped, handoff);
+        let Some((runtime, place)) = self.background() else { return dropped(handoff) };
+        let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else { return dropped(handoff) };
         let now = self.now;
         let avoid = self.record.decode.as_ref().map_or("", |w| w.id.as_str());
         let fleet = self.gateway.registry.fleet();
         let Some(taken) = place::partner(&fleet, &prefill.id, avoid, now, &mut self.dice) else {
-            self.gateway.telemetry.background().released(LegEnd::Dropped);
-            return;
+            return self.gateway.telemetry.background().released(LegEnd::Dropped, handoff);
         };
         let request = self.request(
             &handoff::release_edits(&self.ask, &plan.decode),
@@ -85,7 +84,7 @@ impl Drive {
             // A decode that is too busy for a throw-away request is not ill.
             let verdict = if end == LegEnd::TimedOut { Verdict::Mute } else { verdict };
             taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
-            gateway.telemetry.background().released(end);
+            gateway.telemetry.background().released(end, handoff);
             give_back(taken, &gateway);
             drop(place);
         });

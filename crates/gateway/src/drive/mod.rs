@@ -24,7 +24,7 @@ use baton_core::ask::Ask;
 use baton_core::body::Envelope;
 use baton_core::breaker::Verdict;
 use baton_core::dice::Dice;
-use baton_core::exchange::{Action, Event, Exchange, Leg, Outcome};
+use baton_core::exchange::{Action, Event, Exchange, Leg, Ledger, Outcome};
 use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::limits::Terms;
@@ -47,7 +47,7 @@ use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::rooms;
-use crate::telemetry::ExchangeSpan;
+use crate::telemetry::{ExchangeSpan, HandoffOut};
 use crate::upstream::{self, Head, LegEvent};
 
 /// What the client gets next.
@@ -89,6 +89,8 @@ pub struct Drive {
     taken: [Option<Taken>; 2],
     legs: [Option<upstream::Leg>; 2],
     held: Option<Held>,
+    /// The hand-off that is out.
+    handoff: Option<HandoffOut>,
     terms: Terms,
     watch: Watch,
     /// The prefill's leg where it lives on in the background, and when it ends there.
@@ -137,6 +139,7 @@ impl Drive {
             taken: [None, None],
             legs: [None, None],
             held: None,
+            handoff: None,
             tried: SmallVec::new(),
             now,
             deadline: now.after(rules.exchange.request_timeout),
@@ -184,6 +187,19 @@ impl Drive {
         let _inside = span.as_ref().map(Span::enter);
         for action in self.exchange.on(event, &mut self.dice) {
             self.act(action);
+        }
+        match self.exchange.handoff() {
+            Ledger::Nothing => {}
+            Ledger::Out => {
+                let issued = || self.gateway.telemetry.background().issued();
+                self.handoff.get_or_insert_with(issued);
+            }
+            // One that is released was given to its throw-away decode.
+            Ledger::Over(fate) => {
+                if let Some(handoff) = self.handoff.take() {
+                    handoff.ended(fate);
+                }
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! What outlives its exchange, or happens below one: detached legs, releases, resends.
+//! What outlives its exchange, or happens below one: hand-offs, detached legs, releases, resends.
 //!
 //! They have no record of their own: a record is written when the client's request ends, and these go on after it or are
 //! not seen by it. The driver tells them through [`Background`].
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_core::abort::{Asked, Class, Why};
+use baton_core::exchange::Fate;
 
 use super::families::Recorded;
 use super::family::Count;
@@ -42,6 +43,8 @@ impl LegEnd {
 pub struct Background(Arc<Counts>);
 
 struct Counts {
+    issued: Count,
+    handoffs: [Count; 5],
     detached_now: AtomicU64,
     detached: [Count; 4],
     released: [Count; 4],
@@ -53,6 +56,8 @@ struct Counts {
 impl Background {
     pub(super) fn new(all: &Arc<Recorded>) -> Background {
         Background(Arc::new(Counts {
+            issued: all.handoffs_issued.of([]),
+            handoffs: Fate::ALL.map(|fate| all.handoffs_ended.of([fate.as_str()])),
             detached_now: AtomicU64::new(0),
             detached: LegEnd::ALL.map(|end| all.detached_ended.of([end.as_str()])),
             released: LegEnd::ALL.map(|end| all.releases.of([end.as_str()])),
@@ -67,9 +72,27 @@ impl Background {
         DetachedLeg { counts: Arc::clone(&self.0), end: LegEnd::Dropped }
     }
 
-    /// A throw-away decode ended.
-    pub fn released(&self, end: LegEnd) {
+    /// A hand-off was issued. Hold the returned value until it has ended.
+    pub fn issued(&self) -> HandoffOut {
+        self.0.issued.one();
+        HandoffOut { counts: Arc::clone(&self.0), fate: Fate::Unknown }
+    }
+
+    /// A throw-away decode ended, and with it the hand-off that it was sent for.
+    pub fn released(&self, end: LegEnd, handoff: Option<HandoffOut>) {
         self.0.released[end as usize].one();
+        let Some(handoff) = handoff else { return };
+        handoff.ended(match end {
+            LegEnd::Done => Fate::Released,
+            LegEnd::Dropped => Fate::Expired,
+            LegEnd::Failed | LegEnd::TimedOut => Fate::Unknown,
+        });
+    }
+
+    /// Hand-offs that have not ended. Those that ended are read first: one that ends meanwhile counts as out.
+    pub fn handoffs_out(&self) -> u64 {
+        let ended: u64 = self.0.handoffs.iter().map(Count::get).sum();
+        self.0.issued.get().saturating_sub(ended)
     }
 
     /// An engine was asked by name to drop a request, or not.
@@ -90,6 +113,25 @@ impl Background {
     /// Legs detached now.
     pub fn detached_now(&self) -> u64 {
         self.0.detached_now.load(Ordering::Relaxed)
+    }
+}
+
+/// A hand-off that has not ended. Dropped without [`HandoffOut::ended`], nobody knows what became of it.
+#[must_use = "the hand-off counts as over when this is dropped"]
+pub struct HandoffOut {
+    counts: Arc<Counts>,
+    fate: Fate,
+}
+
+impl HandoffOut {
+    pub fn ended(mut self, fate: Fate) {
+        self.fate = fate;
+    }
+}
+
+impl Drop for HandoffOut {
+    fn drop(&mut self) {
+        self.counts.handoffs[self.fate as usize].one();
     }
 }
 

@@ -81,6 +81,10 @@ recorded! {
     exchanges: Counters "baton_exchanges_total" [outcome], "requests", Baton;
     /// What became of hand-offs, by the decode's engine and the connector, empty where there is none.
     handoffs: Counters "baton_handoffs_total" [runtime, mode, result], "requests", Baton;
+    /// Hand-offs issued: KV that waits for a decode, or a room for both legs; one for each attempt that has one.
+    handoffs_issued: Counters "baton_handoffs_issued_total" [], "hand-offs", Baton;
+    /// Hand-offs that ended: consumed by a decode, released by a throw-away decode, expired by the engine's lease, aborted with both legs, or unknown where a decode failed that may have had it.
+    handoffs_ended: Counters "baton_handoffs_ended_total" [fate], "hand-offs", Baton;
     /// Prompt tokens that the engine found in its prefix cache; part of token_type="input".
     cached_tokens: Counters "baton_cached_tokens_total" [model], "tokens", Baton;
     /// Body bytes of requests.
@@ -124,6 +128,8 @@ scraped! {
     cb_transitions: Totals "baton_worker_cb_transitions_total" [worker], "changes", Baton;
     /// Legs that are read on in the background now.
     detached: Gauges "baton_detached_legs" [], "legs", Baton;
+    /// Hand-offs issued that have not ended; 0 at rest.
+    handoffs_out: Gauges "baton_handoffs_outstanding" [], "hand-offs", Baton;
     /// 1: a request could be served now, by a ready pair or a ready whole worker.
     ready: Gauges "baton_ready" [], "", Baton;
     /// Prefill and decode workers that may pair, ready or not.

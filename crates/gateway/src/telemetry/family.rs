@@ -129,6 +129,10 @@ impl Count {
     pub fn one(&self) {
         self.add(1);
     }
+
+    pub fn get(&self) -> u64 {
+        self.0.as_ref().map_or(0, IntCounter::get)
+    }
 }
 
 /// One histogram of durations.

@@ -29,7 +29,7 @@ use baton_core::record::Record;
 use prometheus::Registry;
 
 pub use access::ExchangeSpan;
-pub use background::{Background, DetachedLeg, LegEnd};
+pub use background::{Background, DetachedLeg, HandoffOut, LegEnd};
 pub use counting::{MAX_KEPT, Policies};
 pub use family::{BadFamily, MAX_LABEL_SETS};
 pub use page::families_page;
@@ -107,6 +107,7 @@ impl Telemetry {
         scrape::read(&fleet, &scraped);
         (self.live)().show(&scraped);
         scraped.detached.set([], self.background.detached_now() as f64);
+        scraped.handoffs_out.set([], self.background.handoffs_out() as f64);
         for (sink, lines) in self.log_drops.lines() {
             scraped.log_dropped.set([sink], lines as f64);
         }

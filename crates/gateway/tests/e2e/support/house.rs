@@ -17,9 +17,10 @@ use baton_sim::{EngineHandle, Fault, FaultKind, Fleet, FleetSpec, Kind, Stats, W
 use super::{Ask, BOUND, Page, Tap, until, until_within, within};
 
 /// Gauges that count what is under way.
-const GAUGES: [&str; 5] = [
+const GAUGES: [&str; 6] = [
     "smg_worker_requests_active",
     "baton_detached_legs",
+    "baton_handoffs_outstanding",
     "smg_admission_inflight",
     "smg_admission_queue_depth",
     "smg_http_connections_active",

@@ -176,7 +176,9 @@ async fn soak(models: &'static [Model], more: &str, (requests, seed): (u64, u64)
     house.ready().await;
     within(BOUND, "every worker is trusted again", soak.recover(&house)).await;
     house.expire_what_was_stranded();
+    house.quiet().await;
     let (stats, page) = (house.fleet.stats(), house.page().await);
+    assert_eq!(page.sum("baton_handoffs_outstanding", &[]), 0.0, "every hand-off has ended");
     house.close().await;
 
     let ends = soak.ends.lock().unwrap().clone();
@@ -189,6 +191,7 @@ async fn soak(models: &'static [Model], more: &str, (requests, seed): (u64, u64)
     }
     println!("  engines: {} killed, {} faults, hand-offs {:?}", stats.kills, stats.faults, stats.handoffs);
     let sum = |name: &str| page.sum(name, &[]);
+    println!("  gateway: {} hand-offs: {}", sum("baton_handoffs_issued_total"), page.fates());
     println!(
         "  gateway: {} retries, {} exhausted, {} releases, {} detached legs, {} breaker changes, {} resends",
         sum("smg_worker_retries_total"),

@@ -22,8 +22,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    pub const ALL: [Fate; 5] =
-        [Fate::Consumed, Fate::Released, Fate::Expired, Fate::Aborted, Fate::Unknown];
+    pub const ALL: [Fate; 5] = [Fate::Consumed, Fate::Released, Fate::Expired, Fate::Aborted, Fate::Unknown];
 
     /// As the label of a metric.
     pub fn as_str(self) -> &'static str {

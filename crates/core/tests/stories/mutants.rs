@@ -489,7 +489,7 @@ const EARS: [Hears; 11] = [
             Event::Answered(Handed::Over) => Event::Answered(Handed::Nothing),
             e => e,
         },
-        "KV is held for nobody",
+        "the hand-off is Nothing, should be Out",
     ),
     (
         "releases KV that the decode may have got",

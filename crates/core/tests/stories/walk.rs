@@ -196,12 +196,12 @@ fn every_order_of_events_keeps_the_rules() {
         in turn, release, detach       1     85     201  10                267
         in turn, release, detach       2   1123    2559  16              16569
         in turn, release, detach       3   2023    4917  22             841071
-        in turn                        1     58     150  10                267
-        in turn                        2    688    1760  15              15387
-        in turn                        3   1234    3370  20             722555
-        in turn, detach                1     61     150  10                267
-        in turn, detach                2    736    1760  15              15387
-        in turn, detach                3   1327    3370  20             722555
+        in turn                        1     82     201  10                267
+        in turn                        2   1072    2541  15              15387
+        in turn                        3   1924    4881  20             722555
+        in turn, detach                1     85     201  10                267
+        in turn, detach                2   1120    2541  15              15387
+        in turn, detach                3   2017    4881  20             722555
         together, decode head          1     64     195  10                189
         together, decode head          2    781    2225  15               8253
         together, decode head          3   1420    4255  20             291375
@@ -232,9 +232,9 @@ fn every_order_of_events_keeps_the_rules() {
         together, read, both heads     1     64     276  10                504
         together, read, both heads     2    919    3609  15              52218
         together, read, both heads     3   1657    6942  20            4453110
-        as planned today, any          1    340    1326  10               1998
-        as planned today, any          2   7342   26339  16             914556
-        as planned today, any          3  13603   51352  22          347846442
+        as planned today, any          1    364    1377  10               1998
+        as planned today, any          2   7846   27480  16             914556
+        as planned today, any          3  14518   53583  22          347846442
         in turn, then together         1    130     402  10                465
         in turn, then together         2   2050    5809  16              53919
         in turn, then together         3   3742   11216  22            5151819

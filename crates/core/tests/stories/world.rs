@@ -7,7 +7,8 @@
 use baton_core::breaker::Verdict;
 use baton_core::dice::Dice;
 use baton_core::exchange::{
-    Abort, Action, Actions, Course, Event, Exchange, Failure, Handed, Leg, Order, Outcome, Start,
+    Abort, Action, Actions, Course, Event, Exchange, Failure, Fate, Handed, Ledger, Leg, Order, Outcome,
+    Start,
 };
 use baton_core::fault::{Fault, LegName, Refusal};
 use baton_core::retry::RetryRule;
@@ -126,6 +127,8 @@ pub struct World {
     leased: [bool; 2],
     judged: [bool; 2],
     kv: Kv,
+    /// The hand-off in the book, whether or not its KV can be released.
+    ledger: Ledger,
     word: Word,
     owed: Owed,
     told: Told,
@@ -155,6 +158,7 @@ impl World {
             leased: [false; 2],
             judged: [false; 2],
             kv: Kv::None,
+            ledger: Ledger::Nothing,
             word: Word::None,
             owed: Owed::Begin,
             told: Told::Nothing,
@@ -190,7 +194,7 @@ impl World {
             self.at,
             self.leased,
             self.judged,
-            (self.kv, self.word),
+            (self.kv, self.ledger, self.word),
             self.owed,
             (self.told, &self.last),
             self.settled
@@ -199,6 +203,13 @@ impl World {
 
     fn at(&self, leg: Leg) -> At {
         self.at[leg as usize]
+    }
+
+    /// Only a hand-off that is out can end.
+    fn ends(&mut self, fate: Fate) {
+        if self.ledger == Ledger::Out {
+            self.ledger = Ledger::Over(fate);
+        }
     }
 
     fn in_flight(&self, leg: Leg) -> bool {
@@ -212,6 +223,15 @@ impl World {
     /// The prefill's answer is read, and ends the leg.
     fn reads_prefill(&self) -> bool {
         self.is(Order::InTurn) || (self.is(Order::Together) && self.course.is_some_and(|c| c.reads_prefill))
+    }
+
+    /// The exchange's book of hand-offs is the world's.
+    fn book(&mut self, told: Ledger) -> Checked {
+        if self.is(Order::Together) && LEGS.iter().all(|leg| !self.in_flight(*leg)) {
+            self.ends(Fate::Aborted);
+        }
+        must(told == self.ledger, || format!("the hand-off is {told:?}, should be {:?}", self.ledger))?;
+        must(self.settled.is_none() || told != Ledger::Out, || "settled with its hand-off out".to_owned())
     }
 
     /// A decode that can be asked by name to drop the request is given up for what it did not do itself.
@@ -243,9 +263,11 @@ impl World {
         must(seen == (self.settled.is_some(), self.attempts), || {
             format!("it says (done, attempt) {seen:?}, the world says attempt {}", self.attempts)
         })?;
-        must(subject.exchange.has_started() == (self.told == Told::Started && self.settled.is_none()), || {
-            "has_started does not agree with what the client got".to_owned()
-        })
+        must(
+            subject.exchange.has_started() == (self.told == Told::Started && self.settled.is_none()),
+            || "has_started does not agree with what the client got".to_owned(),
+        )?;
+        self.book(subject.exchange.handoff())
     }
 }
 

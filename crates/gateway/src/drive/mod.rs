@@ -24,7 +24,7 @@ use baton_core::ask::Ask;
 use baton_core::body::Envelope;
 use baton_core::breaker::Verdict;
 use baton_core::dice::Dice;
-use baton_core::exchange::{Action, Event, Exchange, Leg, Ledger, Outcome};
+use baton_core::exchange::{Action, Event, Exchange, Ledger, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::limits::Terms;

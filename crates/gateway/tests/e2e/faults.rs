@@ -440,6 +440,7 @@ async fn kv_goes_to_another_decode_when_its_own_cannot_be_reached() {
     let retried = page.sum("smg_worker_retries_total", &[r#"worker_type="decode""#]);
     assert!(retried > 0.0, "at least one attempt met the dead decode");
     assert_eq!(page.sum("baton_releases_total", &[]), 0.0);
+    assert_eq!(page.fates(), "consumed 4", "one hand-off a request, whoever took it");
     house.close().await;
 }
 
@@ -463,5 +464,6 @@ async fn kv_is_released_when_its_decode_cannot_be_reached_and_no_attempt_is_left
     assert_eq!((stats.handoffs.made, stats.handoffs.right), (4, 4), "each was consumed: {stats:?}");
     let page = house.page().await;
     assert_eq!(page.sum("baton_releases_total", &[r#"result="done""#]), f64::from(failed));
+    assert_eq!(page.fates(), format!("consumed {}, released {failed}", 4 - failed));
     house.close().await;
 }

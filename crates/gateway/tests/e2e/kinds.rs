@@ -96,6 +96,7 @@ async fn each_kind_answers_as_one_engine() {
         let stats = house.stats().await;
         assert_eq!((stats.handoffs.made, stats.handoffs.right), (sent, sent), "{case:?} {stats:?}");
         assert!(stats.tokens.transferred > 0 && stats.handoffs.failed == 0, "{case:?} {stats:?}");
+        assert_eq!(house.page().await.fates(), format!("consumed {sent}"), "{case:?}");
         house.close().await;
     })
     .await;
@@ -129,6 +130,9 @@ async fn a_client_leaves_before_the_prefill_engine_has_the_request() {
         until("the legs are there", || house.fleet.stats().requests.open == legs).await;
         raw.reset();
         until("the legs are closed", || house.fleet.stats().requests.open == 0).await;
+        house.quiet().await;
+        let fate = if case.at_once() { "aborted 1" } else { "" };
+        assert_eq!(house.page().await.fates(), fate, "{case:?}");
         // A decode engine that waits for a push is not told that none will come.
         house.expire_what_was_stranded();
         house.close().await;
@@ -170,6 +174,10 @@ async fn a_client_leaves_before_the_decode_engine_has_the_request() {
         let computed = !matches!(case, Case::Sglang | Case::GenerationFirst);
         until("the prompt is computed", || !computed || house.fleet.stats().handoffs.made == 1).await;
         raw.reset();
+        until("the leg is closed", || house.engine(DECODE).stats().requests.open == 0).await;
+        house.quiet().await;
+        let fate = if case.at_once() { "aborted 1" } else { "unknown 1" };
+        assert_eq!(house.page().await.fates(), fate, "{case:?}");
         // Whether the decode engine has it nobody can tell: its lease frees it.
         house.may_expire(computed.into());
         house.close().await;
@@ -206,6 +214,8 @@ async fn a_client_leaves_in_the_middle_of_its_stream() {
             assert!(raw.more().await);
         }
         drop(raw);
+        until("the leg is closed", || house.fleet.stats().requests.open == 0).await;
+        assert_eq!(house.page().await.fates(), "consumed 1", "{case:?}");
         house.close().await;
     })
     .await;
@@ -242,6 +252,8 @@ async fn a_push_that_names_one_decode_engine_is_not_asked_for_by_another() {
         assert_eq!((stats.handoffs.right, stats.handoffs.wrong), (4, 0), "{case:?} {stats:?}");
         // READ's KV serves another decode, WRITE's is given up and the prompt computed again.
         assert_eq!(stats.handoffs.made > 4, case == Case::MoriioWrite, "{case:?} {stats:?}");
+        let fates = house.page().await.fates();
+        assert_eq!(fates.contains("expired"), case == Case::MoriioWrite, "{case:?} {fates}");
         house.engine(DECODE).restart().await.unwrap();
         house.expire_what_was_stranded();
         house.close().await;

@@ -134,13 +134,26 @@ impl World {
                 self.leased = [prefill, true];
                 self.judged = [!prefill, false];
                 (self.kv, self.word) = (Kv::None, Word::None);
+                self.ledger = Ledger::Nothing;
             }
-            Event::Head(leg) => self.at[*leg as usize] = At::Head,
+            Event::Head(leg) => {
+                self.at[*leg as usize] = At::Head;
+                if *leg == Leg::Decode && self.is(Order::InTurn) {
+                    self.ends(Fate::Consumed);
+                }
+            }
             Event::Ended(leg) => self.at[*leg as usize] = At::Ended,
             Event::Failed(f) => {
                 self.at[f.leg as usize] = At::Dropped;
                 if f.leg == Leg::Decode && !f.delivered && self.kv == Kv::Told {
                     self.kv = Kv::Held;
+                }
+                if f.leg == Leg::Decode && self.is(Order::InTurn) {
+                    match self.kv {
+                        Kv::Held => {}
+                        _ if f.delivered => self.ends(Fate::Unknown),
+                        _ => self.ends(Fate::Expired),
+                    }
                 }
             }
             Event::Answered(handed) => {
@@ -149,6 +162,9 @@ impl World {
                     Handed::Final => (At::Ended, Word::Final),
                     Handed::Dead(_) => (At::Dropped, Word::Dead),
                 };
+                if *handed == Handed::Over && self.is(Order::InTurn) {
+                    self.ledger = Ledger::Out;
+                }
                 if *handed == Handed::Over && self.course.is_some_and(|c| c.release) {
                     self.kv = Kv::Held;
                 }

@@ -25,12 +25,16 @@ impl World {
                 let lived_on = *leg == Leg::Prefill && self.told == Told::Started;
                 must(!lived_on, || "closing it aborts the transfer that the answer lives on".to_owned())?;
                 self.at[*leg as usize] = At::Dropped;
+                if *leg == Leg::Decode && self.is(Order::InTurn) {
+                    self.ends(Fate::Unknown);
+                }
                 Ok(())
             }
             Action::Detach(leg) => self.detach(*leg),
             Action::Release => {
                 must(self.kv == Kv::Held, || format!("KV released that is {:?}", self.kv))?;
                 self.kv = Kv::Released;
+                self.ends(Fate::Released);
                 Ok(())
             }
             Action::AskAbort(_) => {
@@ -112,6 +116,9 @@ impl World {
             self.kv = Kv::Told;
         }
         self.at[leg as usize] = At::Sent;
+        if leg == Leg::Decode && self.is(Order::Together) {
+            self.ledger = Ledger::Out;
+        }
         Ok(())
     }
 
@@ -183,6 +190,7 @@ impl World {
         };
         must(prefill_ready, || format!("started while prefill is {:?}", self.at[0]))?;
         self.told = Told::Started;
+        self.ends(Fate::Consumed);
         Ok(())
     }
 

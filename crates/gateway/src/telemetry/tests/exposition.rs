@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use baton_core::exchange::Outcome;
+use baton_core::exchange::{Fate, Outcome};
 use baton_core::record::Record;
 
 use super::super::families::{Recorded, Scraped, table};
@@ -103,7 +103,7 @@ fn a_detached_leg_counts_until_it_is_dropped_and_then_as_what_became_of_it() {
                 None => drop(leg),
             }
         }
-        background.released(LegEnd::Failed);
+        background.released(LegEnd::Failed, None);
         background.resent(1);
     });
     expect_test::expect![[r#"
@@ -113,6 +113,35 @@ fn a_detached_leg_counts_until_it_is_dropped_and_then_as_what_became_of_it() {
         baton_detached_legs_ended_total{result="timed_out"} 1
         baton_releases_total{result="failed"} 1
         smg_router_upstream_send_retries_total{router_type="http"} 1
+    "#]]
+    .assert_eq(&diff);
+}
+
+#[test]
+fn a_hand_off_is_outstanding_until_it_ends_and_then_as_what_became_of_it() {
+    let stand = Stand::new();
+    let background = stand.telemetry.background().clone();
+    let mut out: Vec<_> = (0..7).map(|_| background.issued()).collect();
+    assert!(stand.samples().contains("baton_handoffs_outstanding 7"));
+    let diff = stand.diff(|_| {
+        for end in LegEnd::ALL {
+            background.released(end, out.pop());
+        }
+        out.pop().unwrap().ended(Fate::Consumed);
+        out.pop().unwrap().ended(Fate::Aborted);
+        drop(out);
+    });
+    expect_test::expect![[r#"
+        baton_handoffs_ended_total{fate="aborted"} 1
+        baton_handoffs_ended_total{fate="consumed"} 1
+        baton_handoffs_ended_total{fate="expired"} 1
+        baton_handoffs_ended_total{fate="released"} 1
+        baton_handoffs_ended_total{fate="unknown"} 3
+        baton_handoffs_outstanding 0
+        baton_releases_total{result="done"} 1
+        baton_releases_total{result="dropped"} 1
+        baton_releases_total{result="failed"} 1
+        baton_releases_total{result="timed_out"} 1
     "#]]
     .assert_eq(&diff);
 }

@@ -36,6 +36,13 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_exchanges_total{outcome="cut"} 0
         baton_exchanges_total{outcome="failed"} 0
         baton_exchanges_total{outcome="served"} 0
+        baton_handoffs_ended_total{fate="aborted"} 0
+        baton_handoffs_ended_total{fate="consumed"} 0
+        baton_handoffs_ended_total{fate="expired"} 0
+        baton_handoffs_ended_total{fate="released"} 0
+        baton_handoffs_ended_total{fate="unknown"} 0
+        baton_handoffs_issued_total 0
+        baton_handoffs_outstanding 0
         baton_pairs 3
         baton_ready 1
         baton_releases_total{result="done"} 0

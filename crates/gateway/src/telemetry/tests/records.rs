@@ -167,6 +167,13 @@ fn a_hand_off_that_came_back_empty() {
     let samples: String = stand.samples().into_iter().map(|line| line + "\n").collect();
     expect![[r#"
         smg_pd_kv_transfer_failures_total 2
+        baton_handoffs_ended_total{fate="aborted"} 0
+        baton_handoffs_ended_total{fate="consumed"} 0
+        baton_handoffs_ended_total{fate="expired"} 0
+        baton_handoffs_ended_total{fate="released"} 0
+        baton_handoffs_ended_total{fate="unknown"} 0
+        baton_handoffs_issued_total 0
+        baton_handoffs_outstanding 0
         baton_handoffs_total{mode="nixl",result="invalid",runtime="vllm"} 1
         baton_handoffs_total{mode="nixl",result="missing",runtime="vllm"} 1
         baton_handoffs_total{mode="nixl",result="relayed",runtime="vllm"} 1

@@ -30,6 +30,7 @@ async fn a04_kv_that_waits_for_another_decode_is_released_when_the_client_leaves
     assert_eq!((stats.handoffs.made, stats.handoffs.right), (2, 2), "nothing stays pinned: {stats:?}");
     let page = house.page().await;
     assert_eq!(page.sum("baton_releases_total", &[r#"result="done""#]), 1.0);
+    assert_eq!(page.fates(), "consumed 1, released 1");
     assert_eq!(page.sum("baton_exchanges_total", &[r#"outcome="client_gone""#]), 1.0);
     house.close().await;
 }

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use baton_core::exchange::Fate;
+
 use super::Reply;
 
 /// The samples of one scrape.
@@ -31,6 +33,15 @@ impl Page {
     pub fn not_zero(&self, names: &[&str]) -> Vec<String> {
         let left = self.0.iter().filter(|(name, _, value)| names.contains(&name.as_str()) && *value != 0.0);
         left.map(|(name, labels, value)| format!("{name}{{{labels}}} {value}")).collect()
+    }
+
+    /// What became of hand-offs, such as `consumed 3, released 1`.
+    pub fn fates(&self) -> String {
+        let name = "baton_handoffs_ended_total";
+        let ended =
+            Fate::ALL.map(|fate| (fate.as_str(), self.sum(name, &[&format!("\"{}\"", fate.as_str())])));
+        let some = ended.into_iter().filter(|(_, count)| *count > 0.0);
+        some.map(|(fate, count)| format!("{fate} {count}")).collect::<Vec<_>>().join(", ")
     }
 
     /// Whether the family has a sample at all.

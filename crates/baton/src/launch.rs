@@ -101,7 +101,8 @@ fn warn(loaded: &Loaded) {
     }
 }
 
-fn refuse(reason: &str) -> ExitCode {
+/// Says why it cannot be done.
+pub fn refuse(reason: &str) -> ExitCode {
     say("error", AnsiColor::Red.on_default().bold(), reason);
     ExitCode::from(REFUSED)
 }

@@ -1,6 +1,7 @@
 //! The `baton` binary: argument parsing and wiring, nothing else.
 
 mod completions;
+mod decide;
 mod demo;
 mod launch;
 mod sim;
@@ -24,6 +25,8 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Print the effective configuration and where each value comes from.
     Check(launch::LaunchArgs),
+    /// Say who would serve requests on a described fleet, and why.
+    Decide(decide::DecideArgs),
     /// Start a simulated fleet and the gateway on this machine and send a request through it.
     Demo(demo::DemoArgs),
     /// Run simulated engines.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Launch(args) => launch::run(args),
         Command::Check(args) => launch::check(args),
+        Command::Decide(args) => decide::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Completions(args) => completions::run(args),

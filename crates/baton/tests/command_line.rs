@@ -54,6 +54,33 @@ fn check_prints_the_configuration_and_what_is_missing() {
 }
 
 #[test]
+fn decide_says_who_and_fails_on_what_is_not_expected() {
+    let path = std::env::temp_dir().join(format!("baton-decide-{}.yaml", std::process::id()));
+    let decide = |text: &str, more: &str| {
+        std::fs::write(&path, text).unwrap();
+        baton(&format!("decide {} {more}", path.display()))
+    };
+    let scenario = "workers:\n  - {id: w, role: whole}\nrequests:\n  - {}\nexpect:\n  - {decode: w}\n";
+    let output = decide(scenario, "--json");
+    assert_eq!(output.status.code(), Some(0));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&json["requests"][0]["outcome"], &json["requests"][0]["decode"]),
+        (&"whole".into(), &"w".into())
+    );
+    assert!(text(&decide(scenario, "").stdout).contains("request 1: whole w\n"));
+    let output = decide(&scenario.replace("decode: w", "decode: x"), "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).ends_with("request 1: decode: \"w\" instead of \"x\"\n"));
+    let output = decide("workrs: []", "");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).ends_with(":1: unknown key workrs in the scenario: did you mean workers?\n")
+    );
+}
+
+#[test]
 fn help_is_grouped_and_has_examples() {
     for line in ["launch --help", "launch -h", "check --help", "help launch"] {
         let output = baton(line);

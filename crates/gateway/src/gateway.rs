@@ -84,16 +84,10 @@ impl Gateway {
         clock: Clock,
     ) -> Gateway {
         let handoff = registry.settings().handoff.clone();
-        let policy = |p: config::PolicyName| Policy::tuned(policy_name(p), tuning(config));
-        let legwise = Legwise {
-            prefill: policy(config.prefill_policy()),
-            decode: policy(config.decode_policy()),
-            whole: policy(config.policy.default),
-        };
         Gateway {
             registry,
             telemetry,
-            strategy: Strategy::Legwise(legwise),
+            strategy: strategy(config),
             measure: Arc::default(),
             rules: rules(config, handoff),
             timeouts: Timeouts {
@@ -149,6 +143,16 @@ impl Gateway {
             }
         }
     }
+}
+
+/// How workers are chosen, from the config.
+pub fn strategy(config: &Config) -> Strategy {
+    let policy = |p: config::PolicyName| Policy::tuned(policy_name(p), tuning(config));
+    Strategy::Legwise(Legwise {
+        prefill: policy(config.prefill_policy()),
+        decode: policy(config.decode_policy()),
+        whole: policy(config.policy.default),
+    })
 }
 
 /// How many may enter, from the config and the machine.
@@ -252,7 +256,8 @@ fn tuning(config: &Config) -> Tuning {
     }
 }
 
-fn routing_key_headers(config: &Config) -> Vec<HeaderName> {
+/// The headers that are searched for a routing key; none where no policy asks for one.
+pub fn routing_key_headers(config: &Config) -> Vec<HeaderName> {
     use config::PolicyName::{ConsistentHashing, Manual, PrefixHash};
     let policies = [config.prefill_policy(), config.decode_policy(), config.policy.default];
     let asked = |policy: &config::PolicyName| matches!(policy, ConsistentHashing | Manual | PrefixHash);

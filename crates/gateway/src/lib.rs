@@ -6,6 +6,7 @@
 mod alarm;
 pub mod clock;
 pub mod config;
+pub mod decide;
 pub mod discovery;
 pub mod drive;
 pub mod edge;
@@ -19,6 +20,7 @@ pub mod rooms;
 pub mod serve;
 pub mod telemetry;
 pub mod upstream;
+mod yaml;
 
 use std::process::ExitCode;
 

@@ -31,6 +31,8 @@ pub use settings::{Checks, Settings, WORKERS_MAX};
 pub use spec::{HealthSpec, Spec};
 pub use tally::Tally;
 
+pub use crate::probe::Model;
+
 use crate::clock::Clock;
 use crate::probe::{self, Facts};
 use book::Book;

@@ -173,8 +173,8 @@ absences! {
         allowed: &[
             "crates/core/src/handoff/", "crates/core/src/fleet/", "crates/core/src/place/",
             "crates/gateway/src/config/", "crates/gateway/src/probe/", "crates/gateway/src/discovery/", "crates/gateway/src/discovery.rs",
-            "crates/gateway/src/edge/admin/", "crates/gateway/src/telemetry/", "crates/sim/", "crates/baton/src/demo.rs",
-            "crates/baton/src/sim.rs",
+            "crates/gateway/src/decide/", "crates/gateway/src/edge/admin/", "crates/gateway/src/telemetry/", "crates/sim/",
+            "crates/baton/src/demo.rs", "crates/baton/src/sim.rs",
         ],
         in_tests: false,
         needles: &[VariantOf(&["Role"])],

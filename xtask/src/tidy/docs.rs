@@ -48,7 +48,7 @@ const FLAGS: Kind = Kind {
     noun: "flag",
     sources: &["crates/gateway/src/config/", "crates/baton/src/"],
     words: flags,
-    pages: &["docs/flags.md", "docs/simulated-engines.md", "README.md"],
+    pages: &["docs/flags.md", "docs/simulated-engines.md", "docs/decide.md", "README.md"],
 };
 
 const ENVIRONMENT: Kind = Kind {

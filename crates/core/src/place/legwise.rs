@@ -12,7 +12,7 @@ use super::{Look, Miss, Placement, Policy, Seats, Taken};
 use crate::ask::Api;
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
-use crate::fleet::{Prefill, Seat};
+use crate::fleet::{Prefill, Role, Seat};
 
 /// One policy a leg, each with its own state. Whole workers have a third.
 #[derive(Debug)]
@@ -23,6 +23,15 @@ pub struct Legwise {
 }
 
 impl Legwise {
+    /// The policy that chooses workers like this one.
+    pub(super) fn of(&self, seat: &Seat) -> &Policy {
+        match seat.worker.role {
+            Role::Prefill | Role::Encode => &self.prefill,
+            Role::Decode => &self.decode,
+            Role::Whole => &self.whole,
+        }
+    }
+
     /// A pair (or a prefill, where that is all it takes) if one can serve, else a whole worker.
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         let (fleet, model) = (look.fleet, look.ask.model.as_deref());

@@ -34,6 +34,7 @@ use crate::fault::Fault;
 use crate::fleet::{Fleet, Seat};
 use crate::load::Lease;
 use crate::prefix::Mark;
+use crate::prompt::Prompt;
 use crate::time::Instant;
 use keys::KeyLease;
 
@@ -132,6 +133,13 @@ impl Strategy {
     pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         match self {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
+        }
+    }
+
+    /// This worker has the whole prompt, as far as anybody who knows it says.
+    pub fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
+        match self {
+            Strategy::Legwise(legwise) => legwise.of(seat).has_computed(fleet, seat, prompt, now),
         }
     }
 

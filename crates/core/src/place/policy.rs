@@ -17,8 +17,10 @@ use super::turns::Turns;
 use super::warm::{self, WarmUp};
 use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
-use crate::fleet::Seat;
+use crate::fleet::{Fleet, Seat};
 use crate::prefix::{Holder, PrefixIndex};
+use crate::prompt::Prompt;
+use crate::time::Instant;
 
 /// SMG's policy names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,6 +130,15 @@ impl Policy {
     /// The index of prompts, where the policy has one.
     pub fn index(&self) -> Option<&Arc<PrefixIndex>> {
         self.index.as_ref()
+    }
+
+    /// The worker has the whole prompt.
+    pub(super) fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
+        let Some(index) = &self.index else { return };
+        index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+        if let Some(mut mark) = index.hold(&prompt.blocks(self.tuning.block_tokens), holder(seat), now) {
+            mark.keep();
+        }
     }
 
     /// Chooses and takes rooms in one step. `None` if no candidate has room for them, or if the client named a

@@ -75,7 +75,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// The candidate that was most likely meant, if any is near enough.
-pub(super) fn nearest<'a>(given: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(given: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     const NEAR: f64 = 0.85;
     candidates
         .map(|candidate| (strsim::jaro_winkler(given, candidate), candidate))

@@ -1,37 +1,18 @@
 //! The YAML file: sections of keys, read with line numbers.
 //!
-//! The parser gives events with positions, and scalars as they are written; no YAML type rules come between the file
-//! and the table, so `port: 08` or `policy: no` is judged as a flag would be. Anchors, aliases, tags and second
-//! documents have no use here and are refused, which also bounds what a small file can grow to.
+//! Scalars are read as they are written, so `port: 08` or `policy: no` is judged as a flag would be.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-
-use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
 use super::error::nearest;
 use super::setting::{Setting, Shape};
 use super::{ConfigError, Given, Source, settings};
+use crate::yaml::{self, Node, Tree};
 
 /// Largest file that is read.
 const MOST_BYTES: u64 = 1 << 20;
 /// Section, key, list, member of a list item.
 const MOST_DEPTH: usize = 4;
-
-struct Node {
-    line: usize,
-    value: Tree,
-}
-
-enum Tree {
-    /// Not given: `null`, `~` or nothing.
-    Null,
-    Scalar(String),
-    List(Vec<Node>),
-    Map(Vec<(String, Node)>),
-}
-
-type Events<'a> = Parser<'a, saphyr_parser::StrInput<'a>>;
 
 /// Reads the file into what was given, by flag.
 pub(super) fn read(path: &str) -> Result<BTreeMap<&'static str, Given>, ConfigError> {
@@ -48,7 +29,7 @@ pub(super) fn read(path: &str) -> Result<BTreeMap<&'static str, Given>, ConfigEr
 pub(super) fn parse(path: &str, text: &str) -> Result<BTreeMap<&'static str, Given>, ConfigError> {
     let at =
         |(line, reason): (usize, String)| ConfigError::File { path: path.into(), line: Some(line), reason };
-    let root = document(text).map_err(at)?;
+    let root = yaml::document(text, MOST_DEPTH).map_err(at)?;
     let mut found = BTreeMap::new();
     for (section, node) in entries(root, "the file").map_err(at)? {
         if !settings().any(|setting| setting.group == section) {
@@ -104,7 +85,7 @@ fn items(setting: &Setting, node: Node) -> Result<Option<Vec<String>>, (usize, S
     let many = matches!(setting.shape, Shape::List | Shape::Pairs | Shape::Leg);
     match node.value {
         Tree::Null => Ok(None),
-        Tree::Scalar(text) => Ok(Some(vec![text])),
+        Tree::Scalar { text, .. } => Ok(Some(vec![text])),
         Tree::List(nodes) if many => {
             nodes.into_iter().map(|node| item(setting, node)).collect::<Result<_, _>>().map(Some)
         }
@@ -145,90 +126,7 @@ fn item(setting: &Setting, node: Node) -> Result<String, (usize, String)> {
 
 fn scalar(node: Node, what: &str) -> Result<String, (usize, String)> {
     match node.value {
-        Tree::Scalar(text) => Ok(text),
+        Tree::Scalar { text, .. } => Ok(text),
         _ => Err((node.line, format!("{what} must be a single value"))),
-    }
-}
-
-fn document(text: &str) -> Result<Node, (usize, String)> {
-    let mut events = Parser::new_from_str(text);
-    let mut root = None;
-    loop {
-        let (event, span) = next(&mut events)?;
-        match event {
-            Event::StreamEnd => return Ok(root.unwrap_or(Node { line: 1, value: Tree::Null })),
-            Event::Nothing | Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd => {}
-            _ if root.is_some() => return Err((span.start.line(), "a second document is not read".into())),
-            event => root = Some(node(&mut events, event, span, 0)?),
-        }
-    }
-}
-
-fn next<'a>(events: &mut Events<'a>) -> Result<(Event<'a>, Span), (usize, String)> {
-    match events.next() {
-        Some(Ok(event)) => Ok(event),
-        Some(Err(error)) => Err((error.marker().line(), format!("is not YAML: {}", error.info()))),
-        None => Ok((Event::StreamEnd, Span::default())),
-    }
-}
-
-fn node<'a>(
-    events: &mut Events<'a>,
-    event: Event<'a>,
-    span: Span,
-    depth: usize,
-) -> Result<Node, (usize, String)> {
-    let line = span.start.line();
-    if depth > MOST_DEPTH {
-        return Err((line, "is nested too deeply".into()));
-    }
-    let value = match event {
-        Event::Scalar(text, style, 0, None) => plain_or_null(text, style),
-        Event::SequenceStart(0, None) => Tree::List(list(events, depth)?),
-        Event::MappingStart(0, None) => Tree::Map(map(events, depth)?),
-        Event::Alias(_) | Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) => {
-            return Err((line, "anchors, aliases and tags are not read".into()));
-        }
-        _ => return Err((line, "is not YAML: a value is missing".into())),
-    };
-    Ok(Node { line, value })
-}
-
-fn plain_or_null(text: Cow<'_, str>, style: ScalarStyle) -> Tree {
-    match (style, text.as_ref()) {
-        (ScalarStyle::Plain, "" | "~" | "null" | "Null" | "NULL") => Tree::Null,
-        _ => Tree::Scalar(text.into_owned()),
-    }
-}
-
-fn list<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<Node>, (usize, String)> {
-    let mut nodes = Vec::new();
-    loop {
-        let (event, span) = next(events)?;
-        match event {
-            Event::SequenceEnd => return Ok(nodes),
-            event => nodes.push(node(events, event, span, depth + 1)?),
-        }
-    }
-}
-
-fn map<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<(String, Node)>, (usize, String)> {
-    let mut entries: Vec<(String, Node)> = Vec::new();
-    loop {
-        let (event, span) = next(events)?;
-        let line = span.start.line();
-        let key = match event {
-            Event::MappingEnd => return Ok(entries),
-            Event::Scalar(key, ..) => key.into_owned(),
-            _ => return Err((line, "a key must be a single word".into())),
-        };
-        if let Some((_, first)) = entries.iter().find(|(other, _)| *other == key) {
-            return Err((line, format!("{key} is given twice, first in line {}", first.line)));
-        }
-        let (event, span) = next(events)?;
-        let mut value = node(events, event, span, depth + 1)?;
-        // A value on the lines below its key is reported at the key.
-        value.line = line;
-        entries.push((key, value));
     }
 }

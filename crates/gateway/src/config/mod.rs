@@ -29,6 +29,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use serde_json::Value;
 
 pub use error::ConfigError;
+pub(crate) use error::nearest;
 pub use groups::{
     Admission, Affinity, Auth, Breaker, Cors, Discovery, Handoff, Health, Limits, Load, Log, Metrics, Policy,
     Retry, Server, Timeouts, Tls, Trace, Workers,

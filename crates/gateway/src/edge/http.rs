@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use baton_core::ask::{Api, Ask, Hints};
+use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyError, Envelope};
 use baton_core::exchange::Outcome;
 use baton_core::fan;
@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::answer::{self, AnswerBody, Reply, Served};
 use super::client::{Line, Phase};
-use super::{Door, intake, plain};
+use super::{Door, hints, intake, plain};
 use crate::drive::{self, Drive, Entry, Turn};
 use crate::gateway::Gateway;
 use crate::lane::Lane;
@@ -37,7 +37,6 @@ const FORWARDED: [&str; 6] = [
     "x-smg-routing-key",
 ];
 
-const TARGET_WORKER: HeaderName = HeaderName::from_static("x-smg-target-worker");
 const DECODE: HeaderName = HeaderName::from_static("x-baton-decode");
 const PREFILL: HeaderName = HeaderName::from_static("x-baton-prefill");
 const ROUTED_WORKER: HeaderName = HeaderName::from_static("x-smg-routed-worker-id");
@@ -183,26 +182,10 @@ impl Desk {
         for id in parts.headers.get_all(answer::REQUEST_ID) {
             ask.hear_request_id(id.as_bytes());
         }
-        self.hear_hints(&parts.headers, &mut ask.hints);
+        hints::hear(&gateway.routing_key_headers, &parts.headers, &mut ask.hints);
         (record.model, record.stream) = (ask.model.clone(), ask.stream);
         let permit = gateway.entrance.enter().await?;
         Ok((ask, body, permit))
-    }
-
-    /// Where the client wants its request, if a policy asks for that.
-    fn hear_hints(&self, headers: &HeaderMap, hints: &mut Hints) {
-        let names = &self.gateway.routing_key_headers;
-        if names.is_empty() {
-            return;
-        }
-        let _found =
-            names.iter().filter_map(|name| headers.get(name)).any(|key| hints.hear_key(key.as_bytes()));
-        if let Some(index) = headers.get(TARGET_WORKER) {
-            hints.hear_target(index.as_bytes());
-        }
-        if let Some(text) = headers.get("x-forwarded-for").or_else(|| headers.get(header::COOKIE)) {
-            hints.imply(text.as_bytes());
-        }
     }
 
     /// Gives up what is awaited before there is a driver, which would see the end by itself.
@@ -318,7 +301,8 @@ fn flavour(api: Api) -> Flavour {
     }
 }
 
-fn malformed(error: &BodyError, limit_bytes: u64) -> Fault {
+/// What is wrong with a body that is none.
+pub fn malformed(error: &BodyError, limit_bytes: u64) -> Fault {
     match error {
         BodyError::TooLarge { .. } => Fault::BodyTooLarge { limit_bytes },
         BodyError::Repeated { key } => Fault::RepeatedMember { key: key.clone() },

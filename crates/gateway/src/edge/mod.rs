@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod answer;
 pub mod client;
+pub mod hints;
 pub mod http;
 mod intake;
 mod plain;

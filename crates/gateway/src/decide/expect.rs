@@ -1,0 +1,130 @@
+//! Does an output contain what was expected of it?
+
+use serde_json::Value;
+
+/// How far a number may be from the expected one.
+const NEAR: f64 = 1e-9;
+
+/// One sentence for each output that is not as expected. What an expectation does not speak of may be anything.
+///
+/// A mapping of numbers stands for a list of scores too: `{p1: 2.5}` for the entry whose `worker` is `p1`; `skipped`
+/// instead of a number for one that was skipped. `~TEXT` is met by a text that contains it. `@1` at the top stands for
+/// what the first output has there, `!@1` for anything but that.
+pub fn unmet(due: &[Value], got: &[Value]) -> Vec<String> {
+    let of_request = |(i, (due, own)): (usize, (&Value, &Value))| {
+        let why = refers(due, own, got).or_else(|| walk(due, own, ""))?;
+        Some(format!("request {}: {why}", i + 1))
+    };
+    due.iter().zip(got).enumerate().filter_map(of_request).collect()
+}
+
+/// The first member that refers to another output and is not as that says.
+fn refers(due: &Value, own: &Value, all: &[Value]) -> Option<String> {
+    due.as_object()?.iter().find_map(|(key, due)| {
+        let (equal, at) = reference(due)?;
+        let there = at.checked_sub(1).and_then(|at| all.get(at)).map_or(&Value::Null, |other| &other[key]);
+        let not = if equal { "" } else { "anything but " };
+        ((own[key] == *there) != equal).then(|| format!("{key}: {} instead of {not}{there}", own[key]))
+    })
+}
+
+fn reference(due: &Value) -> Option<(bool, usize)> {
+    let text = due.as_str()?;
+    let (equal, at) = match text.strip_prefix('!') {
+        Some(rest) => (false, rest),
+        None => (true, text),
+    };
+    Some((equal, at.strip_prefix('@')?.parse().ok()?))
+}
+
+fn walk(due: &Value, got: &Value, at: &str) -> Option<String> {
+    let wrong = || Some(format!("{}: {got} instead of {due}", if at.is_empty() { "output" } else { at }));
+    match (due, got) {
+        (Value::Object(due), Value::Object(got)) => due.iter().find_map(|(key, due)| {
+            let place = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+            walk(due, got.get(key).unwrap_or(&Value::Null), &place)
+        }),
+        (Value::Object(due), Value::Array(got)) => due.iter().find_map(|(worker, due)| {
+            let place = format!("{at}.{worker}");
+            match got.iter().find(|one| one["worker"] == worker.as_str()) {
+                Some(one) => of_worker(due, one, &place),
+                None => Some(format!("{place} is missing")),
+            }
+        }),
+        (Value::Array(due_list), Value::Array(got_list)) => {
+            if due_list.len() != got_list.len() {
+                return wrong();
+            }
+            let mut pairs = due_list.iter().zip(got_list).enumerate();
+            pairs.find_map(|(i, (due, got))| walk(due, got, &format!("{at}[{i}]")))
+        }
+        (Value::Number(a), Value::Number(b)) => {
+            let near = match (a.as_f64(), b.as_f64()) {
+                (Some(a), Some(b)) => (a - b).abs() <= NEAR * a.abs().max(1.0),
+                _ => a == b,
+            };
+            if near { None } else { wrong() }
+        }
+        (Value::String(_), _) if reference(due).is_some() => None,
+        (Value::String(part), Value::String(whole)) if part.starts_with('~') => {
+            if whole.contains(&part[1..]) { None } else { wrong() }
+        }
+        _ if due == got => None,
+        _ => wrong(),
+    }
+}
+
+fn of_worker(due: &Value, got: &Value, at: &str) -> Option<String> {
+    match due {
+        Value::String(word) if word == "skipped" => {
+            got["skipped"].is_null().then(|| format!("{at}: is not skipped"))
+        }
+        Value::Number(_) => walk(due, &got["score"], at),
+        _ => walk(due, got, at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_expected_counts() {
+        let got = json!({"prefill": "p1", "n": 0.1 + 0.2, "prefill_scores": [
+            {"worker": "p1", "score": 2.5, "terms": {"load": 1.0}, "skipped": null},
+            {"worker": "p2", "score": 9.0, "terms": {}, "skipped": "full"}]});
+        let one = |due: Value| unmet(&[due], std::slice::from_ref(&got));
+        for due in [
+            json!({}),
+            json!({"prefill": "p1"}),
+            json!({"prefill": "~p", "n": 0.3}),
+            json!({"prefill_scores": {"p1": 2.5, "p2": "skipped"}}),
+            json!({"prefill_scores": {"p1": {"terms": {"load": 1}}}}),
+            json!({"fault": null}),
+        ] {
+            assert_eq!(one(due.clone()), Vec::<String>::new(), "{due}");
+        }
+        for (due, why) in [
+            (json!({"prefill": "p2"}), r#"prefill: "p1" instead of "p2""#),
+            (json!({"n": 0.300_001}), "n: 0.30000000000000004 instead of 0.300001"),
+            (json!({"prefill_scores": {"p1": "skipped"}}), "prefill_scores.p1: is not skipped"),
+            (json!({"prefill_scores": {"p3": 1}}), "prefill_scores.p3 is missing"),
+            (json!({"decode": "d"}), r#"decode: null instead of "d""#),
+        ] {
+            assert_eq!(one(due.clone()), [format!("request 1: {why}")], "{due}");
+        }
+        assert_eq!(unmet(&[json!([1])], &[json!([1, 2])]), ["request 1: output: [1,2] instead of [1]"]);
+        let (same, other) = (json!({"prefill": "@1"}), json!({"prefill": "!@1"}));
+        let got = [json!({"prefill": "a"}), json!({"prefill": "a"}), json!({"prefill": "b"})];
+        assert!(unmet(&[json!({}), same.clone(), other.clone()], &got).is_empty());
+        assert_eq!(
+            unmet(&[json!({}), other, same], &got),
+            [
+                r#"request 2: prefill: "a" instead of anything but "a""#,
+                r#"request 3: prefill: "b" instead of "a""#
+            ]
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! `baton decide`: who would serve these requests, and why? A described fleet instead of a real one.
+//!
+//! The scenario is read strictly ([`scenario`]), played on the core that serves ([`replay`]), and what came of it is
+//! shown ([`output`]) or compared with what the scenario expects ([`expect`]). docs/decide.md describes both files.
+
+mod expect;
+mod output;
+mod read;
+mod replay;
+mod scenario;
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+pub use output::Decision;
+pub use scenario::REQUESTS_MAX;
+
+use crate::config::Config;
+
+/// Largest scenario that is read, in bytes.
+pub const SCENARIO_MAX_BYTES: u64 = 64 << 20;
+
+/// A scenario that cannot be played: where, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadScenario {
+    path: String,
+    line: Option<usize>,
+    reason: String,
+}
+
+impl fmt::Display for BadScenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.path, self.reason),
+            None => write!(f, "{}: {}", self.path, self.reason),
+        }
+    }
+}
+
+impl std::error::Error for BadScenario {}
+
+/// What came of one scenario.
+#[derive(Debug)]
+pub struct Report {
+    pub path: String,
+    /// Settings that were given and have no effect.
+    pub warnings: Vec<String>,
+    /// In the order of the scenario's requests.
+    pub decisions: Vec<Decision>,
+    /// Where an output is not as the scenario expects, one sentence each.
+    pub unmet: Vec<String>,
+}
+
+impl Report {
+    pub fn to_json(&self) -> Value {
+        let requests: Value = self.decisions.iter().map(Decision::to_json).collect();
+        json!({
+            "scenario": self.path,
+            "warnings": self.warnings,
+            "requests": requests,
+            "unmet": self.unmet,
+        })
+    }
+
+    pub fn to_text(&self) -> String {
+        let mut out = format!("{}\n", self.path);
+        for (i, decision) in (1..).zip(&self.decisions) {
+            out += &format!("request {i}: {}", decision.to_text());
+        }
+        for unmet in &self.unmet {
+            out += &format!("not as expected: {unmet}\n");
+        }
+        out
+    }
+}
+
+/// Reads and plays the scenario in this file.
+///
+/// # Errors
+/// The file cannot be read, or is no scenario.
+pub fn decide_file(path: &str) -> Result<Report, BadScenario> {
+    let broken = |reason: String| BadScenario { path: path.to_owned(), line: None, reason };
+    let unreadable = |error: std::io::Error| broken(format!("cannot be read: {error}"));
+    if std::fs::metadata(path).map_err(unreadable)?.len() > SCENARIO_MAX_BYTES {
+        return Err(broken(format!("is larger than {SCENARIO_MAX_BYTES} bytes")));
+    }
+    decide(path, &std::fs::read_to_string(path).map_err(unreadable)?)
+}
+
+/// As [`decide_file`], from text; `path` is for messages.
+///
+/// # Errors
+/// The text is no scenario.
+pub fn decide(path: &str, text: &str) -> Result<Report, BadScenario> {
+    let broken = |line, reason| BadScenario { path: path.to_owned(), line, reason };
+    let scenario = scenario::parse(text).map_err(|(line, reason)| broken(Some(line), reason))?;
+    let args = scenario.flags.iter().flat_map(|flag| words(flag)).map(Into::into);
+    let env = |name: &str| scenario.env.iter().find(|(own, _)| own == name).map(|(_, value)| value.clone());
+    let loaded = Config::load(args, &env).map_err(|error| broken(None, error.to_string()))?;
+    if let [first, ..] = loaded.refusals().as_slice() {
+        return Err(broken(None, first.clone()));
+    }
+    let decisions = replay::play(&scenario, &loaded.config);
+    let unmet = scenario.expect.map_or_else(Vec::new, |due| {
+        let got: Vec<Value> = decisions.iter().map(Decision::to_json).collect();
+        expect::unmet(&due, &got)
+    });
+    Ok(Report { path: path.to_owned(), warnings: loaded.warnings(), decisions, unmet })
+}
+
+/// A flag may stand with its values in one text.
+fn words(flag: &str) -> Vec<&str> {
+    if flag.starts_with("--") { flag.split_whitespace().collect() } else { vec![flag] }
+}

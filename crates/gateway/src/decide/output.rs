@@ -1,0 +1,129 @@
+//! What was decided, as JSON and as a table.
+
+use std::fmt::Write;
+
+use baton_core::fault::Fault;
+use baton_core::place::Placement;
+use baton_core::place::receipt::{OfLeg, Receipt};
+use serde_json::{Map, Value, json};
+
+/// One request's decision.
+#[derive(Clone, Debug, Default)]
+pub struct Decision {
+    outcome: &'static str,
+    prefill: Option<String>,
+    decode: Option<String>,
+    receipt: Receipt,
+    fault: Option<(u16, &'static str, String)>,
+}
+
+impl Decision {
+    pub fn placed(placement: &Placement, receipt: Receipt) -> Decision {
+        let name = |taken: &baton_core::place::Taken| Some(taken.seat.worker.id.clone());
+        let (outcome, prefill, decode) = match placement {
+            Placement::Whole { worker } => ("whole", None, name(worker)),
+            Placement::Prefill { worker } => ("prefill", name(worker), None),
+            Placement::Pair { prefill, decode } => ("pair", name(prefill), name(decode)),
+        };
+        Decision { outcome, prefill, decode, receipt, fault: None }
+    }
+
+    pub fn fault(fault: &Fault, receipt: Receipt) -> Decision {
+        let answer = fault.answer();
+        let fault = Some((answer.status, fault.code(), answer.message));
+        Decision { outcome: "fault", receipt, fault, ..Decision::default() }
+    }
+
+    pub fn to_json(&self) -> Value {
+        let fault = self
+            .fault
+            .as_ref()
+            .map(|(status, code, message)| json!({"status": status, "code": code, "message": message}));
+        let mut all = receipt(&self.receipt);
+        all.insert("outcome".into(), self.outcome.into());
+        all.insert("prefill".into(), json!(self.prefill));
+        all.insert("decode".into(), json!(self.decode));
+        all.insert("fault".into(), json!(fault));
+        Value::Object(all)
+    }
+
+    /// Some lines for people.
+    pub fn to_text(&self) -> String {
+        let mut out = String::new();
+        let workers: Vec<&str> =
+            [&self.prefill, &self.decode].into_iter().flatten().map(String::as_str).collect();
+        let _ = match &self.fault {
+            Some((status, code, message)) => writeln!(out, "{status} {code}: {message}"),
+            None => writeln!(out, "{} {}", self.outcome, workers.join(" + ")),
+        };
+        let receipt = &self.receipt;
+        let _ = write!(out, "  strategy  {}", receipt.strategy);
+        let _ = match &receipt.profile {
+            Some(profile) => writeln!(out, ", profile {profile}"),
+            None => writeln!(out),
+        };
+        for step in &receipt.steps {
+            let mark = if step.fired { "*" } else { " " };
+            let _ = writeln!(out, "  {mark} {}: {}", step.name, step.detail);
+        }
+        for (leg, of) in [("prefill", &receipt.prefill), ("decode", &receipt.decode)] {
+            for score in &of.scores {
+                let chosen = [&self.prefill, &self.decode].into_iter().flatten().any(|w| *w == score.worker);
+                let tied = of.tied.contains(&score.worker);
+                let mark = if chosen {
+                    ">"
+                } else if tied {
+                    "="
+                } else {
+                    " "
+                };
+                let terms: Vec<String> = score.terms.iter().map(|(name, x)| format!("{name} {x}")).collect();
+                let skipped =
+                    score.skipped.as_ref().map(|why| format!("; skipped: {why}")).unwrap_or_default();
+                let _ = writeln!(
+                    out,
+                    "  {mark} {leg} {}  {}  ({}){skipped}",
+                    score.worker,
+                    score.score,
+                    terms.join(", ")
+                );
+            }
+        }
+        for charge in &receipt.charges {
+            let _ = writeln!(out, "    charge {}: {} {} tokens", charge.worker, charge.tokens, charge.what);
+        }
+        out
+    }
+}
+
+/// A receipt as JSON, its numbers to the last digit.
+pub fn receipt(receipt: &Receipt) -> Map<String, Value> {
+    let step =
+        |s: &baton_core::place::receipt::Step| json!({"name": s.name, "fired": s.fired, "detail": s.detail});
+    let charge = |c: &baton_core::place::receipt::Charged| json!({"worker": c.worker, "what": c.what, "tokens": c.tokens});
+    let mut all = Map::new();
+    let mut set = |key: &str, value: Value| drop(all.insert(key.to_owned(), value));
+    set("strategy", json!(receipt.strategy));
+    set("profile", json!(receipt.profile));
+    set("candidates_tied", json!({"prefill": receipt.prefill.tied, "decode": receipt.decode.tied}));
+    set("steps", receipt.steps.iter().map(step).collect());
+    set("prefill_scores", scores(&receipt.prefill));
+    set("decode_scores", scores(&receipt.decode));
+    set("charges", receipt.charges.iter().map(charge).collect());
+    all
+}
+
+fn scores(leg: &OfLeg) -> Value {
+    let terms = |terms: &[(&'static str, f64)]| -> Map<String, Value> {
+        terms.iter().map(|(name, x)| ((*name).to_owned(), number(*x))).collect()
+    };
+    let each = leg.scores.iter().map(|s| {
+        json!({"worker": s.worker, "score": number(s.score), "terms": terms(&s.terms), "skipped": s.skipped})
+    });
+    each.collect()
+}
+
+/// JSON has no infinity, so that is a text; what is no number is null.
+fn number(x: f64) -> Value {
+    if x.is_infinite() { json!(if x > 0.0 { "Infinity" } else { "-Infinity" }) } else { json!(x) }
+}

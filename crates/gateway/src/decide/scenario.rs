@@ -1,0 +1,271 @@
+//! What a scenario says: settings, workers with their load, requests in time. docs/decide.md describes it.
+
+use baton_core::ask::Api;
+use baton_core::fleet::{Engine, Role};
+use baton_core::time::Instant;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
+
+use super::read::{self, Keys};
+use crate::registry::{Model, Spec, WORKERS_MAX};
+use crate::yaml::{self, Broken, Node, Tree};
+
+/// Containers inside each other: a body's messages and tools need some.
+const MOST_DEPTH: usize = 24;
+/// Most requests of one scenario.
+pub const REQUESTS_MAX: usize = 100_000;
+/// Most requests in flight that a worker can be said to have.
+const IN_FLIGHT_MAX: u64 = 1_000_000;
+/// Latest moment, in milliseconds: a year.
+const LATEST_MS: f64 = 31_536_000_000.0;
+
+/// A whole scenario.
+pub struct Scenario {
+    pub env: Vec<(String, String)>,
+    pub flags: Vec<String>,
+    pub seed: u64,
+    pub workers: Vec<Member>,
+    pub requests: Vec<Incoming>,
+    /// What the outputs must contain, one for each request.
+    pub expect: Option<Vec<Value>>,
+}
+
+/// A worker of the scenario.
+pub struct Member {
+    /// As the output names it.
+    pub name: String,
+    pub spec: Spec,
+    pub ready: bool,
+    pub load: Held,
+    /// Prompts that it has computed.
+    pub cached: Vec<String>,
+}
+
+/// What a worker has in flight, and what it says of its load.
+#[derive(Default)]
+pub struct Held {
+    pub prefill_in_flight: u64,
+    /// Absent: not observed.
+    pub running: Option<u64>,
+    pub pending_decode: u64,
+    pub waiting: Option<f64>,
+    pub prefill_prealloc: Option<f64>,
+    pub decode_prealloc: Option<f64>,
+    pub throughput: Option<f64>,
+    pub kv_usage: Option<f64>,
+    pub drain_rate: Option<f64>,
+    pub prefill_time_sum_s: Option<f64>,
+    pub prefill_time_count: Option<f64>,
+}
+
+/// A request of the scenario.
+pub struct Incoming {
+    pub api: Api,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub at: Instant,
+    pub prefill_done_at: Option<Instant>,
+    pub done_at: Option<Instant>,
+}
+
+/// # Errors
+/// The line, and what is wrong there.
+pub fn parse(text: &str) -> Result<Scenario, Broken> {
+    let mut keys = Keys::of(yaml::document(text, MOST_DEPTH)?, "the scenario")?;
+    let env = keys.texts("env")?;
+    let flags = keys.list("flags", read::text)?;
+    let seed = keys.read("seed", read::whole)?.unwrap_or(0);
+    let workers: Vec<(usize, Plain)> = keys.list("workers", |node, _| Ok((node.line, worker(node)?)))?;
+    let requests = keys.list("requests", |node, _| request(node))?;
+    let expect = expectations(keys.take("expect"), requests.len())?;
+    keys.end()?;
+    if let Some((line, _)) = workers.get(WORKERS_MAX) {
+        return Err((*line, format!("there are more than {WORKERS_MAX} workers")));
+    }
+    if requests.len() > REQUESTS_MAX {
+        return Err((1, format!("there are more than {REQUESTS_MAX} requests")));
+    }
+    Ok(Scenario { env, flags, seed, workers: named(workers)?, requests, expect })
+}
+
+/// A worker before it has its name.
+struct Plain {
+    id: String,
+    namespace: Option<String>,
+    member: Member,
+}
+
+/// Names workers by their ids, and by their namespaces where an id is in two of them.
+fn named(workers: Vec<(usize, Plain)>) -> Result<Vec<Member>, Broken> {
+    let ids: Vec<String> = workers.iter().map(|(_, w)| w.id.clone()).collect();
+    let (mut names, mut urls) = (std::collections::HashSet::new(), std::collections::HashSet::new());
+    let name = |(line, worker): (usize, Plain)| {
+        let twice = ids.iter().filter(|id| **id == worker.id).count() > 1;
+        let Plain { id, namespace, mut member } = worker;
+        member.name = match namespace.filter(|_| twice) {
+            Some(namespace) => format!("{namespace}/{id}"),
+            None => id,
+        };
+        if !names.insert(member.name.clone()) {
+            return Err((line, format!("there is a worker {} already", member.name)));
+        }
+        if member.spec.url.is_empty() {
+            member.spec.url = format!("http://{}:8000", member.name.replace('/', "."));
+        }
+        if !urls.insert(member.spec.url.clone()) {
+            return Err((line, format!("{} is another worker's url", member.spec.url)));
+        }
+        Ok(member)
+    };
+    workers.into_iter().map(name).collect()
+}
+
+fn worker(node: Node) -> Result<Plain, Broken> {
+    let mut keys = Keys::of(node, "a worker")?;
+    let line = keys.line;
+    let id = keys.read("id", read::text)?.filter(|id| !id.is_empty());
+    let id = id.ok_or_else(|| (line, "a worker has no id".to_owned()))?;
+    let namespace = keys.read("namespace", read::text)?;
+    let url = keys.read("url", url)?.unwrap_or_default();
+    let (role, engine) = (keys.read("role", role)?, keys.read("engine", engine)?);
+    let model = keys.read("model", read::text)?;
+    let roleset = keys.read("roleset", read::text)?;
+    let ready = keys.read("ready", read::switch)?.unwrap_or(true);
+    let labels = keys.texts("labels")?;
+    let _annotations = keys.texts("annotations")?;
+    let load = keys.read("load", load)?.unwrap_or_default();
+    let cached = keys.list("cached", read::text)?;
+    keys.end()?;
+    let label = |name: &str| labels.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
+    let role = role.unwrap_or_else(|| match label("role-name") {
+        Some("prefill") => Role::Prefill,
+        Some("decode") => Role::Decode,
+        _ => Role::Whole,
+    });
+    let mut spec = Spec::new(url, role);
+    spec.engine = engine.or_else(|| label("model.aibrix.ai/engine").and_then(Engine::parse));
+    let model = model.as_deref().or_else(|| label("model.aibrix.ai/name"));
+    spec.models.extend(model.map(|id| Model { id: id.to_owned(), context_length: None }));
+    spec.labels = labels.iter().cloned().collect();
+    if let Some(roleset) = roleset {
+        spec.labels.insert("roleset-name".to_owned(), roleset);
+    }
+    spec.lift_labels();
+    let member = Member { name: String::new(), spec, ready, load, cached };
+    Ok(Plain { id, namespace, member })
+}
+
+fn url(node: Node, what: &str) -> Result<String, Broken> {
+    let line = node.line;
+    let url = read::text(node, what)?;
+    crate::config::WorkerUrl::new(&url)
+        .map(|url| url.as_str().to_owned())
+        .map_err(|reason| (line, format!("{what}: {reason}")))
+}
+
+fn role(node: Node, what: &str) -> Result<Role, Broken> {
+    let line = node.line;
+    let word = read::text(node, what)?;
+    let found = if word == "whole" { Some(Role::Whole) } else { Role::parse(&word) };
+    found.ok_or_else(|| (line, format!("{what} must be prefill, decode, encode or whole, not {word:?}")))
+}
+
+fn engine(node: Node, what: &str) -> Result<Engine, Broken> {
+    let line = node.line;
+    let word = read::text(node, what)?;
+    let all = Engine::ALL.map(Engine::as_str).join(", ");
+    Engine::parse(&word).ok_or_else(|| (line, format!("{what} must be one of {all}, not {word:?}")))
+}
+
+fn load(node: Node, what: &str) -> Result<Held, Broken> {
+    let mut keys = Keys::of(node, what)?;
+    let count = read::up_to(IN_FLIGHT_MAX);
+    let held = Held {
+        prefill_in_flight: keys.read("prefill_in_flight", &count)?.unwrap_or(0),
+        running: keys.read("running", &count)?,
+        pending_decode: keys.read("pending_decode", &count)?.unwrap_or(0),
+        waiting: keys.read("waiting", read::number)?,
+        prefill_prealloc: keys.read("prefill_prealloc_queue", read::number)?,
+        decode_prealloc: keys.read("decode_prealloc_queue", read::number)?,
+        throughput: keys.read("throughput", read::number)?,
+        kv_usage: keys.read("kv_usage", read::number)?,
+        drain_rate: keys.read("drain_rate", read::number)?,
+        prefill_time_sum_s: keys.read("prefill_time_sum_s", read::number)?,
+        prefill_time_count: keys.read("prefill_time_count", read::number)?,
+    };
+    for key in ["active_tokens", "kv_tokens", "decode_tokens"] {
+        let _tokens = keys.read(key, read::whole)?;
+    }
+    keys.end()?;
+    Ok(held)
+}
+
+fn request(node: Node) -> Result<Incoming, Broken> {
+    let mut keys = Keys::of(node, "a request")?;
+    let line = keys.line;
+    let api = keys.read("path", api)?.unwrap_or(Api::Chat);
+    let headers = keys.texts("headers")?;
+    let body = keys.take("body").map_or_else(|| "{}".to_owned(), body);
+    let _tokens = keys.read("prompt_tokens", read::whole)?;
+    let at = keys.read("at_ms", moment)?.unwrap_or(Instant::ZERO);
+    let prefill_done_at = keys.read("prefill_done_at_ms", moment)?;
+    let done_at = keys.read("done_at_ms", moment)?;
+    keys.end()?;
+    let after = |earlier: Instant, later: Option<Instant>| later.is_none_or(|later| later >= earlier);
+    if !after(at, prefill_done_at) || !after(prefill_done_at.unwrap_or(at), done_at) {
+        return Err((line, "at_ms, prefill_done_at_ms and done_at_ms must not go backwards".to_owned()));
+    }
+    let headers = header_map(headers).map_err(|reason| (line, reason))?;
+    Ok(Incoming { api, headers, body: body.into(), at, prefill_done_at, done_at })
+}
+
+fn api(node: Node, what: &str) -> Result<Api, Broken> {
+    let line = node.line;
+    let path = read::text(node, what)?;
+    let all = Api::ALL.map(Api::path).join(", ");
+    Api::of_path(&path).ok_or_else(|| (line, format!("{what} must be one of {all}, not {path:?}")))
+}
+
+/// A text is the body to the letter, anything else is written as JSON.
+fn body(node: Node) -> String {
+    match node.value {
+        Tree::Scalar { text, .. } => text,
+        _ => {
+            let mut out = String::new();
+            read::json(&node, &mut out);
+            out
+        }
+    }
+}
+
+fn moment(node: Node, what: &str) -> Result<Instant, Broken> {
+    let line = node.line;
+    match read::number(node, what)? {
+        ms if ms <= LATEST_MS => Ok(Instant::from_micros((ms * 1000.0).round() as u64)),
+        _ => Err((line, format!("{what} must be within a year"))),
+    }
+}
+
+fn header_map(headers: Vec<(String, String)>) -> Result<HeaderMap, String> {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let key: HeaderName = name.parse().map_err(|_| format!("{name:?} is no header's name"))?;
+        let value = HeaderValue::from_str(&value).map_err(|_| format!("{name} cannot have this value"))?;
+        map.append(key, value);
+    }
+    Ok(map)
+}
+
+/// One mapping for each request, or one for all of them.
+fn expectations(node: Option<Node>, requests: usize) -> Result<Option<Vec<Value>>, Broken> {
+    let Some(node) = node else { return Ok(None) };
+    match &node.value {
+        Tree::List(items) if items.len() == requests => Ok(Some(items.iter().map(read::value).collect())),
+        Tree::List(items) => {
+            let why = format!("expect has {} outputs for {requests} requests", items.len());
+            Err((node.line, why))
+        }
+        _ => Err((node.line, "expect must be a list of outputs, one for each request".to_owned())),
+    }
+}

@@ -1,0 +1,21 @@
+//! What a client's headers say about where its request should go.
+
+use baton_core::ask::Hints;
+use http::{HeaderMap, HeaderName, header};
+
+const TARGET_WORKER: HeaderName = HeaderName::from_static("x-smg-target-worker");
+
+/// Hears the routing key in the first of the headers that has one, and what goes with it. Without names no policy asks
+/// for any of it.
+pub fn hear(names: &[HeaderName], headers: &HeaderMap, hints: &mut Hints) {
+    if names.is_empty() {
+        return;
+    }
+    let _found = names.iter().filter_map(|name| headers.get(name)).any(|key| hints.hear_key(key.as_bytes()));
+    if let Some(index) = headers.get(TARGET_WORKER) {
+        hints.hear_target(index.as_bytes());
+    }
+    if let Some(text) = headers.get("x-forwarded-for").or_else(|| headers.get(header::COOKIE)) {
+        hints.imply(text.as_bytes());
+    }
+}

@@ -1,0 +1,114 @@
+//! A YAML document as a tree with line numbers.
+//!
+//! The parser gives events with positions, and scalars as they are written; no YAML type rules come in between, so
+//! that whoever reads the tree judges each value by what it is for. Anchors, aliases, tags and second documents have no
+//! use here and are refused, which also bounds what a small file can grow to.
+
+use std::borrow::Cow;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+
+/// A value, and where it was written.
+pub struct Node {
+    pub line: usize,
+    pub value: Tree,
+}
+
+pub enum Tree {
+    /// Not given: `null`, `~` or nothing.
+    Null,
+    Scalar {
+        text: String,
+        /// Without quotes: it may mean more than a text.
+        plain: bool,
+    },
+    List(Vec<Node>),
+    Map(Vec<(String, Node)>),
+}
+
+/// A line, and what is wrong there.
+pub type Broken = (usize, String);
+
+type Events<'a> = Parser<'a, saphyr_parser::StrInput<'a>>;
+
+/// The one document of a text, no deeper than so many levels below its root.
+///
+/// # Errors
+/// The line, and what is wrong there.
+pub fn document(text: &str, depth: usize) -> Result<Node, Broken> {
+    let mut events = Parser::new_from_str(text);
+    let mut root = None;
+    loop {
+        let (event, span) = next(&mut events)?;
+        match event {
+            Event::StreamEnd => return Ok(root.unwrap_or(Node { line: 1, value: Tree::Null })),
+            Event::Nothing | Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd => {}
+            _ if root.is_some() => return Err((span.start.line(), "a second document is not read".into())),
+            event => root = Some(node(&mut events, event, span, depth)?),
+        }
+    }
+}
+
+fn next<'a>(events: &mut Events<'a>) -> Result<(Event<'a>, Span), Broken> {
+    match events.next() {
+        Some(Ok(event)) => Ok(event),
+        Some(Err(error)) => Err((error.marker().line(), format!("is not YAML: {}", error.info()))),
+        None => Ok((Event::StreamEnd, Span::default())),
+    }
+}
+
+fn node<'a>(events: &mut Events<'a>, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Broken> {
+    let line = span.start.line();
+    let too_deep = || (line, "is nested too deeply".to_owned());
+    let value = match event {
+        Event::Scalar(text, style, 0, None) => plain_or_null(text, style),
+        Event::SequenceStart(0, None) => {
+            Tree::List(list(events, depth.checked_sub(1).ok_or_else(too_deep)?)?)
+        }
+        Event::MappingStart(0, None) => Tree::Map(map(events, depth.checked_sub(1).ok_or_else(too_deep)?)?),
+        Event::Alias(_) | Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) => {
+            return Err((line, "anchors, aliases and tags are not read".into()));
+        }
+        _ => return Err((line, "is not YAML: a value is missing".into())),
+    };
+    Ok(Node { line, value })
+}
+
+fn plain_or_null(text: Cow<'_, str>, style: ScalarStyle) -> Tree {
+    match (style, text.as_ref()) {
+        (ScalarStyle::Plain, "" | "~" | "null" | "Null" | "NULL") => Tree::Null,
+        _ => Tree::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain },
+    }
+}
+
+fn list<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<Node>, Broken> {
+    let mut nodes = Vec::new();
+    loop {
+        let (event, span) = next(events)?;
+        match event {
+            Event::SequenceEnd => return Ok(nodes),
+            event => nodes.push(node(events, event, span, depth)?),
+        }
+    }
+}
+
+fn map<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<(String, Node)>, Broken> {
+    let mut entries: Vec<(String, Node)> = Vec::new();
+    loop {
+        let (event, span) = next(events)?;
+        let line = span.start.line();
+        let key = match event {
+            Event::MappingEnd => return Ok(entries),
+            Event::Scalar(key, ..) => key.into_owned(),
+            _ => return Err((line, "a key must be a single word".into())),
+        };
+        if let Some((_, first)) = entries.iter().find(|(other, _)| *other == key) {
+            return Err((line, format!("{key} is given twice, first in line {}", first.line)));
+        }
+        let (event, span) = next(events)?;
+        let mut value = node(events, event, span, depth)?;
+        // A value on the lines below its key is reported at the key.
+        value.line = line;
+        entries.push((key, value));
+    }
+}

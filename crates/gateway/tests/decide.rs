@@ -1,0 +1,125 @@
+//! Scenarios of `baton decide`: every one under `crates/core/tests/scripts/decide` plays as it expects, and what is no
+//! scenario is refused with its line.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of a test crate are not seen as tests")]
+
+use std::path::{Path, PathBuf};
+
+use baton_gateway::decide::{decide, decide_file};
+
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/tests/scripts/decide")
+}
+
+/// The scenarios of one sheet, by name.
+fn sheet(name: &str) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(scripts().join(name)).unwrap();
+    let mut all: Vec<PathBuf> = all.map(|entry| entry.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
+fn stem(path: &Path) -> &str {
+    path.file_stem().unwrap().to_str().unwrap()
+}
+
+/// Plays a sheet, and looks for cases without a scenario.
+fn plays(name: &str, cases: &[&str]) {
+    let paths = sheet(name);
+    let mut wrong = Vec::new();
+    for path in &paths {
+        match decide_file(path.to_str().unwrap()) {
+            Err(bad) => wrong.push(bad.to_string()),
+            Ok(report) => {
+                if !std::fs::read_to_string(path).unwrap().contains("\nexpect:\n  - ") {
+                    wrong.push(format!("{}: expects nothing", path.display()));
+                }
+                wrong.extend(report.unmet.iter().map(|unmet| format!("{}: {unmet}", path.display())));
+                wrong.extend(report.warnings.iter().map(|w| format!("{}: {w}", path.display())));
+            }
+        }
+    }
+    let has = |case: &str| paths.iter().any(|path| stem(path).split('-').next() == Some(case));
+    wrong
+        .extend(cases.iter().filter(|case| !has(case)).map(|case| format!("{name}: {case} has no scenario")));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn smgs_policies_and_pairing() {
+    plays("smg", &["23", "24", "31", "32", "33", "33a", "47", "69", "75", "77", "78", "79", "80"]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_answer() {
+    let scenario = |seed: u64| {
+        let requests = "  - {}\n".repeat(40);
+        let workers: String = (0..8).map(|i| format!("  - {{id: w{i}, role: whole}}\n")).collect();
+        format!("seed: {seed}\nflags: [--policy random]\nworkers:\n{workers}requests:\n{requests}")
+    };
+    let play = |seed| decide("s", &scenario(seed)).unwrap().to_json()["requests"].clone();
+    assert_eq!(play(1), play(1));
+    assert_ne!(play(1), play(2));
+}
+
+#[test]
+fn what_is_no_scenario_is_refused_with_its_line() {
+    let worker = "workers:\n  - {id: a, role: decode}\n";
+    for (text, why) in [
+        ("sed: 1", "s:1: unknown key sed in the scenario: did you mean seed?"),
+        ("seed: -1", "s:1: seed of the scenario must be a whole number, 0 or more, not \"-1\""),
+        ("seed: 1\nseed: 2", "s:2: seed is given twice, first in line 1"),
+        ("workers: {a: 1}", "s:1: workers of the scenario must be a list"),
+        ("workers:\n  - {role: decode}", "s:2: a worker has no id"),
+        (
+            "workers:\n  - {id: a, role: dcode}",
+            "s:2: role of a worker must be prefill, decode, encode or whole, not \"dcode\"",
+        ),
+        ("workers:\n  - id: a\n    ready: yes", "s:3: ready of a worker must be true or false, not \"yes\""),
+        (
+            "workers:\n  - {id: a, url: 'h:1'}",
+            "s:2: url of a worker: \"h:1\" must start with http:// or https://",
+        ),
+        ("workers:\n  - {id: a}\n  - {id: a}", "s:3: there is a worker a already"),
+        (
+            "workers:\n  - id: a\n    load: {runing: 1}",
+            "s:3: unknown key runing in load of a worker: did you mean running?",
+        ),
+        (
+            "workers:\n  - {id: a, load: {kv_usage: -0.5}}",
+            "s:2: kv_usage of load of a worker must be a number, 0 or more, not -0.5",
+        ),
+        (
+            "requests: [{path: /v1/chat}]",
+            "s:1: path of a request must be one of /v1/chat/completions, /v1/comp",
+        ),
+        (
+            "requests: [{at_ms: 5, done_at_ms: 4}]",
+            "s:1: at_ms, prefill_done_at_ms and done_at_ms must not go",
+        ),
+        ("requests: [{headers: {'a b': c}}]", "s:1: \"a b\" is no header's name"),
+        ("flags: [--polcy random]", "s: unknown flag --polcy: did you mean --policy?"),
+        ("flags: [--policy passthrough]", "s: --policy passthrough is not served"),
+        ("env: {BATON_POLICY: rendom}", "s: BATON_POLICY rendom: must be one of"),
+        ("expect: [{}]", "s:1: expect has 1 outputs for 0 requests"),
+        ("a: &b 1", "s:1: anchors, aliases and tags are not read"),
+    ] {
+        let error = decide("s", text).unwrap_err().to_string();
+        assert!(error.starts_with(why), "{text}\n{error}\n{why}");
+    }
+    assert!(decide("s", worker).unwrap().decisions.is_empty());
+}
+
+#[test]
+fn a_body_is_read_as_a_gateway_reads_it() {
+    let fleet = "workers:\n  - {id: w, role: whole}\nrequests:\n";
+    for (body, code) in [
+        ("'{\"n\":0}'", Some("invalid_value")),
+        ("'[1]'", Some("invalid_json")),
+        ("'{\"stream\":true,\"stream\":true}'", Some("repeated_member")),
+        ("{n: 2, stop: [a, null, 1.5], tools: [{type: function}]}", None),
+        ("'{\"n\":1}'", None),
+    ] {
+        let report = decide("s", &format!("{fleet}  - body: {body}\n")).unwrap().to_json();
+        assert_eq!(report["requests"][0]["fault"]["code"].as_str(), code, "{body}: {report}");
+    }
+}

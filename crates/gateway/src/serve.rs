@@ -207,13 +207,11 @@ struct LaneHandle {
 }
 
 fn lanes(gateway: &Arc<Gateway>, n: usize, seed: u64) -> Result<Vec<LaneHandle>, StartError> {
-    (0..n.max(1))
+    let n = n.max(1);
+    let pool = gateway.rules.pool.share_of(n);
+    (0..n)
         .map(|i| {
-            let lane = Arc::new(Lane::new(
-                gateway.rules.pool.clone(),
-                gateway.clock,
-                seed.wrapping_add(i as u64 + 1),
-            ));
+            let lane = Arc::new(Lane::new(pool.clone(), gateway.clock, seed.wrapping_add(i as u64 + 1)));
             // Bounded by the acceptor, which counts open connections.
             let (door, arrivals) = mpsc::unbounded_channel();
             let runtime = tokio::runtime::Builder::new_current_thread()

@@ -14,7 +14,7 @@ pub use engine::profile::{PROFILES, Profile, StepWork};
 pub use engine::spec::{Connector, Dialect, EngineSpec, Kind, LoadFailure, Role};
 pub use engine::stats::Stats;
 pub use fleet::{Fleet, FleetSpec};
-pub use serve::{EngineHandle, FAULT_HEADER, Fabric, Fault, FaultKind, Seat, Where};
+pub use serve::{EngineHandle, FAULT_HEADER, Fabric, Fault, FaultKind, Happened, Seat, Where};
 pub use text::{
     PromptId, STALE_MARK, WRONG_MARK, expected_choice, expected_score, expected_text, prompts_of,
 };

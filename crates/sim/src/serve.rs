@@ -22,5 +22,5 @@ mod wire;
 mod wish;
 
 pub use fabric::Fabric;
-pub use fault::{Fault, HEADER as FAULT_HEADER, Kind as FaultKind, Where};
+pub use fault::{Fault, HEADER as FAULT_HEADER, Happened, Kind as FaultKind, Where};
 pub use server::{EngineHandle, Seat};

@@ -25,6 +25,14 @@ pub struct PoolRule {
     pub connect_timeout: Duration,
 }
 
+impl PoolRule {
+    /// The rule for one of several lanes: together they keep what the rule allows, and each at least one.
+    pub fn share_of(&self, lanes: usize) -> PoolRule {
+        let share = self.max_idle_per_worker / lanes;
+        PoolRule { max_idle_per_worker: share.max(self.max_idle_per_worker.min(1)), ..self.clone() }
+    }
+}
+
 struct Desk {
     worker: Arc<Worker>,
     address: Arc<Address>,
@@ -117,5 +125,19 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, FxHashMap<u32, Desk>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lanes_share_what_may_be_idle() {
+        let share = |most, lanes| {
+            let rule = PoolRule { idle: None, max_idle_per_worker: most, connect_timeout: Duration::ZERO };
+            rule.share_of(lanes).max_idle_per_worker
+        };
+        assert_eq!((share(500, 1), share(500, 3), share(2, 8), share(0, 8)), (500, 166, 1, 0));
     }
 }

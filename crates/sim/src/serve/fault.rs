@@ -5,11 +5,14 @@
 //! shows that key, so that a retry of the same request gets through. `POST /sim/fault` with the same names as JSON
 //! arms a fault for the next requests of one engine (`times`, 0 for all that come).
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
+
+use tokio::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::engine::spec::Role;
 use crate::serve::node::lock;
 
@@ -19,6 +22,8 @@ pub const HEADER: &str = "x-sim-fault";
 const MOST_ARMED: usize = 1024;
 /// How many `once` keys are remembered.
 const MOST_KEYS: usize = 100_000;
+/// How much of what befell an engine is remembered.
+const MOST_TOLD: usize = 4096;
 
 /// Which leg a fault is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +143,37 @@ impl Fault {
             members.insert(key.trim().into(), value);
         }
         serde_json::from_value(members.into()).map_err(|error| error.to_string())
+    }
+}
+
+/// What befell an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// A fault came up. One that waits for chunks shows later, or never.
+    Struck(Fault),
+    /// It ended: killed, or of what a request said.
+    Down,
+    /// It listens.
+    Up,
+}
+
+/// When what befell an engine, oldest first; the last [`MOST_TOLD`] of it.
+#[derive(Debug, Default)]
+pub struct Story {
+    told: Mutex<VecDeque<(Instant, Happened)>>,
+}
+
+impl Story {
+    pub fn tell(&self, what: Happened) {
+        let mut told = lock(&self.told);
+        if told.len() >= MOST_TOLD {
+            told.pop_front();
+        }
+        told.push_back((clock::now(), what));
+    }
+
+    pub fn read(&self) -> Vec<(Instant, Happened)> {
+        lock(&self.told).iter().cloned().collect()
     }
 }
 

@@ -80,7 +80,7 @@ impl Front {
 async fn health(server: &Server) -> Answered {
     let fault = server.faults.for_health();
     if let Some(fault) = &fault {
-        server.struck.fetch_add(1, Ordering::Relaxed);
+        server.strikes(fault);
         if fault.kind == Kind::UnwellHealth {
             return Ok(respond(503, "text/plain", String::new()));
         }
@@ -160,8 +160,8 @@ impl Call<'_> {
             Ok(fault) => fault,
             Err(problem) => return Err(Ok(respond(400, "text/plain", problem))),
         };
-        if fault.is_some() {
-            self.server.struck.fetch_add(1, Ordering::Relaxed);
+        if let Some(fault) = &fault {
+            self.server.strikes(fault);
         }
         if let Some(fault) = fault.as_ref().filter(|fault| fault.chunks.is_none())
             && let Some(answered) = self.fail_early(fault).await

@@ -8,13 +8,14 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::engine::message::PeerAddr;
 use crate::engine::spec::{EngineSpec, Kind, Role};
 use crate::engine::stats::Stats;
 use crate::serve::fabric::Fabric;
-use crate::serve::fault::{Fault, Faults, Kind as FaultKind};
+use crate::serve::fault::{Fault, Faults, Happened, Kind as FaultKind, Story};
 use crate::serve::node::{Node, lock};
 use crate::serve::wire::{self, Orders};
 use crate::serve::{http, side};
@@ -92,7 +93,10 @@ pub(crate) struct Server {
     /// HTTP requests that are being answered.
     pub open: AtomicU64,
     pub refused: AtomicU64,
-    pub struck: AtomicU64,
+    struck: AtomicU64,
+    story: Story,
+    /// Open connections of its HTTP port.
+    connections: Arc<AtomicU64>,
     kills: AtomicU64,
     deaths: AtomicU64,
     /// Told when a sequence or a request ends.
@@ -134,6 +138,8 @@ impl EngineHandle {
             open: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             struck: AtomicU64::new(0),
+            story: Story::default(),
+            connections: Arc::default(),
             kills: AtomicU64::new(0),
             deaths: AtomicU64::new(0),
             ended,
@@ -220,6 +226,18 @@ impl EngineHandle {
         self.server.fault(fault).await
     }
 
+    /// What befell it and when, oldest first; the last 4096 things.
+    #[must_use]
+    pub fn story(&self) -> Vec<(Instant, Happened)> {
+        self.server.story.read()
+    }
+
+    /// Open connections of its HTTP port, idle ones too.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.server.connections.load(Ordering::Acquire)
+    }
+
     /// Disarms all faults.
     pub fn clear_faults(&self) {
         self.server.faults.clear();
@@ -269,10 +287,12 @@ impl Server {
         let mut tasks = vec![tokio::spawn(node.clone().run())];
         let server = self.clone();
         let front = http::Front::new(&server, &node);
-        let told = listen.clone();
+        let (told, connections) = (listen.clone(), self.connections.clone());
         tasks.push(tokio::spawn(accept(sockets.http, told, move |stream, orders| {
             let front = front.clone();
+            let open = OneMore::of(&connections);
             async move {
+                let _open = open;
                 wire::serve(stream, orders, move |request, wire| front.clone().answer(request, wire)).await
             }
         })));
@@ -311,10 +331,18 @@ impl Server {
             }
         });
         *lock(&self.life) = Some(Life { node, orders, tasks });
+        self.story.tell(Happened::Up);
+    }
+
+    /// A fault comes up.
+    pub fn strikes(&self, fault: &Fault) {
+        self.struck.fetch_add(1, Ordering::Relaxed);
+        self.story.tell(Happened::Struck(fault.clone()));
     }
 
     async fn end_life(&self, orders: Orders) {
         let Some(life) = lock(&self.life).take() else { return };
+        self.story.tell(Happened::Down);
         self.fabric.detach(&life.node);
         let _ = life.orders.send(orders);
         for task in life.tasks {
@@ -371,15 +399,15 @@ impl Server {
     pub async fn fault(self: &Arc<Self>, fault: Fault) -> std::io::Result<()> {
         match fault.kind {
             FaultKind::Kill if fault.chunks.is_none() => {
-                self.struck.fetch_add(1, Ordering::Relaxed);
+                self.strikes(&fault);
                 self.kill().await;
             }
             FaultKind::Restart => {
-                self.struck.fetch_add(1, Ordering::Relaxed);
+                self.strikes(&fault);
                 self.restart().await?;
             }
             FaultKind::CloseIdle => {
-                self.struck.fetch_add(1, Ordering::Relaxed);
+                self.strikes(&fault);
                 self.close_idle();
             }
             _ => self.faults.arm(fault),
@@ -433,6 +461,22 @@ impl Server {
                 task.abort();
             }
         }
+    }
+}
+
+/// One open connection, for as long as it lives.
+struct OneMore(Arc<AtomicU64>);
+
+impl OneMore {
+    fn of(count: &Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count.clone())
+    }
+}
+
+impl Drop for OneMore {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -18,6 +18,8 @@ use crate::time::Instant;
 pub struct Load {
     in_flight: AtomicU32,
     taken: AtomicU64,
+    /// Leases that were given back.
+    finished: AtomicU64,
     /// Tokens that the legs in flight have to compute.
     work: AtomicU64,
     /// Microseconds.
@@ -47,6 +49,11 @@ impl Load {
     /// Leases taken since the worker joined.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Leases given back since the worker joined.
+    pub fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
     }
 
     /// Takes one room on the worker whatever its load.
@@ -101,6 +108,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.load.in_flight.fetch_sub(self.rooms, Ordering::Relaxed);
+        self.load.finished.fetch_add(1, Ordering::Relaxed);
         if self.work > 0 {
             self.load.work.fetch_sub(self.work, Ordering::Relaxed);
         }
@@ -121,7 +129,7 @@ mod tests {
         let b = load.take_if(1, 1);
         assert_eq!(load.in_flight(), 2);
         drop((a, b));
-        assert_eq!((load.in_flight(), load.taken(), load.work()), (0, 2, 0));
+        assert_eq!((load.in_flight(), load.taken(), load.work(), load.finished()), (0, 2, 0, 2));
     }
 
     #[test]

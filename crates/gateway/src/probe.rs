@@ -11,6 +11,7 @@
 
 mod detect;
 mod facts;
+pub(crate) mod gauges;
 mod get;
 mod mooncake;
 mod rhythm;
@@ -30,6 +31,7 @@ use baton_core::handoff;
 use baton_core::time::Instant;
 
 pub use facts::{Facts, Model};
+pub use gauges::GaugeRule;
 pub use get::{ANSWER_MAX_BYTES, Reply, Silence, Target};
 pub(crate) use mooncake::PATIENCE as ASK_AGAIN_PATIENCE;
 pub use trt::context_labels;

@@ -22,6 +22,7 @@ use crate::edge;
 use crate::entrance::Entrance;
 use crate::gateway::{Gateway, admission_rule};
 use crate::lane::Lane;
+use crate::probe::{self, GaugeRule};
 use crate::registry::{self, Registry};
 use crate::telemetry::log::Drops;
 use crate::telemetry::{self, Live, Policies, Setup, Telemetry};
@@ -48,6 +49,8 @@ pub struct Running {
     stop: watch::Sender<Stop>,
     acceptor: tokio::task::JoinHandle<()>,
     metrics: tokio::task::JoinHandle<()>,
+    /// Asks workers for their load.
+    gauges: tokio::task::JoinHandle<()>,
     lanes: Vec<(Arc<Lane>, JoinHandle<()>)>,
 }
 
@@ -93,6 +96,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let telemetry = Arc::new(Telemetry::new(setup).map_err(|e| StartError(e.to_string()))?);
     let gateway = Arc::new(Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock));
     registry.start();
+    let gauges = tokio::spawn(probe::gauges::run(registry, GaugeRule::of(&config), seed));
     let metrics = tokio::spawn(telemetry::serve(metrics, telemetry));
     let lanes = lanes(&gateway, config.server.worker_threads.map_or(cores, usize::from), seed)?;
     let _ = house.set(lanes.iter().map(|l| l.lane.clone()).collect());
@@ -104,7 +108,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    Ok(Running { address, metrics_address, health_address, gateway, stop, acceptor, metrics, lanes })
+    Ok(Running { address, metrics_address, health_address, gateway, stop, acceptor, metrics, gauges, lanes })
 }
 
 /// The lanes, once they run.
@@ -124,6 +128,7 @@ fn setup(
         queued: entrance.waiting(),
         connections: house.get().map_or(0, |lanes| lanes.iter().map(|l| l.open()).sum()),
         checks: checked.tally().all().to_vec(),
+        looks: checked.tally().looks(),
     };
     Setup {
         duration_buckets: config.metrics.duration_buckets_secs.clone(),
@@ -168,6 +173,7 @@ impl Running {
         self.gateway.registry.shutdown();
         self.acceptor.abort();
         self.metrics.abort();
+        self.gauges.abort();
         self.lanes.iter().for_each(|(lane, _)| lane.pool.close());
         let threads = self.lanes.into_iter().map(|(_, thread)| thread);
         let joined = tokio::task::spawn_blocking(move || threads.for_each(|t| drop(t.join())));

@@ -12,7 +12,7 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 pub use health::{Health, HealthRule, Status};
 pub use pairing::{Descriptor, Mismatch, PairingMode, mismatch, pairing_key};
@@ -178,6 +178,8 @@ pub struct Fleet {
     decode: Vec<Arc<Seat>>,
     whole: Vec<Arc<Seat>>,
     no_pair: Option<Arc<str>>,
+    /// One for all pictures: see [`Fleet::want_gauges`].
+    wanted: Arc<AtomicBool>,
 }
 
 /// A prefill worker and the decode workers it may pair with.
@@ -211,7 +213,7 @@ impl Fleet {
                 FleetChange::Leave { slot } => drop(seats.remove(&slot)),
             }
         }
-        Fleet { version: self.version + 1, ..Fleet::of(self.mode, seats) }
+        Fleet { version: self.version + 1, wanted: self.wanted.clone(), ..Fleet::of(self.mode, seats) }
     }
 
     fn of(mode: PairingMode, seats: BTreeMap<u32, Arc<Seat>>) -> Fleet {
@@ -223,7 +225,18 @@ impl Fleet {
             .collect();
         let no_pair = apart(mode, &prefill, &decode).map(Arc::from);
         let whole = by(Role::Whole).collect();
-        Fleet { mode, version: 0, prefill, decode, whole, no_pair, seats }
+        Fleet { mode, version: 0, prefill, decode, whole, no_pair, seats, wanted: Arc::default() }
+    }
+
+    /// Whoever decides by what workers say of their load says so here: until somebody does, they are not asked for it.
+    pub fn want_gauges(&self) {
+        if !self.gauges_wanted() {
+            self.wanted.store(true, Ordering::Release);
+        }
+    }
+
+    pub fn gauges_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
     }
 
     /// Grows with each change.

@@ -36,7 +36,8 @@ pub use groups::{
 };
 pub use value::{
     AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvConnectorType,
-    KvIndex, Leg, LoadMetric, LogLevel, PairingMode, PolicyName, Secret, TrtScheduleStyle, WorkerUrl,
+    KvIndex, Leg, LoadMetric, LogLevel, PairingMode, PolicyName, Secret, TrtScheduleStyle, WorkerMetrics,
+    WorkerUrl,
 };
 
 use setting::{Setting, Shape};

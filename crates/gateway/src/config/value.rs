@@ -306,6 +306,14 @@ words! {
         GenerationFirst = "generation_first",
     }
 
+    /// When workers are asked for their metrics.
+    WorkerMetrics {
+        /// From the first request that is placed by what they say.
+        Auto = "auto",
+        Always = "always",
+        Never = "never",
+    }
+
     /// What `power_of_two` compares.
     LoadMetric {
         ExpectedWait = "expected_wait",

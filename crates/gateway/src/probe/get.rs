@@ -76,17 +76,8 @@ impl Target {
     async fn exchange(&self, method: Method, path: &str, json: String) -> Result<Reply, Silence> {
         let unusable = |e: &dyn std::fmt::Display| Silence::Unusable(e.to_string());
         let uri: Uri = format!("{}{path}", self.url).parse().map_err(|e| unusable(&e))?;
-        let host = uri.host().ok_or_else(|| unusable(&"the URL has no host"))?;
-        let tls = uri.scheme_str() == Some("https");
-        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let tcp = TcpStream::connect((bare, port)).await.map_err(|e| Silence::Refused(e.to_string()))?;
+        let stream = dial(&uri).await?;
         let request = self.request(method, &uri, json).map_err(|e| unusable(&e))?;
-        if !tls {
-            return converse(tcp, request).await;
-        }
-        let name = ServerName::try_from(bare.to_owned()).map_err(|e| unusable(&e))?;
-        let stream = TlsConnector::from(tls_config()).connect(name, tcp).await.map_err(|e| unusable(&e))?;
         converse(stream, request).await
     }
 
@@ -100,9 +91,7 @@ impl Target {
             .header(header::ACCEPT, "application/json")
             .header(header::CONNECTION, "close");
         if let Some(key) = &self.api_key {
-            let mut bearer = HeaderValue::try_from(format!("Bearer {}", key.reveal()))?;
-            bearer.set_sensitive(true);
-            request = request.header(header::AUTHORIZATION, bearer);
+            request = request.header(header::AUTHORIZATION, bearer(key)?);
         }
         if !json.is_empty() {
             request = request.header(header::CONTENT_TYPE, "application/json");
@@ -111,10 +100,35 @@ impl Target {
     }
 }
 
-async fn converse<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Reply, Silence>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+/// A connection of either kind.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// Connects to the worker that a URL names.
+pub(super) async fn dial(uri: &Uri) -> Result<Box<dyn Stream>, Silence> {
+    let unusable = |e: &dyn std::fmt::Display| Silence::Unusable(e.to_string());
+    let host = uri.host().ok_or_else(|| unusable(&"the URL has no host"))?;
+    let tls = uri.scheme_str() == Some("https");
+    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let tcp = TcpStream::connect((bare, port)).await.map_err(|e| Silence::Refused(e.to_string()))?;
+    if !tls {
+        return Ok(Box::new(tcp));
+    }
+    let name = ServerName::try_from(bare.to_owned()).map_err(|e| unusable(&e))?;
+    let stream = TlsConnector::from(tls_config()).connect(name, tcp).await.map_err(|e| unusable(&e))?;
+    Ok(Box::new(stream))
+}
+
+/// A worker's own key as a header.
+pub(super) fn bearer(key: &Secret) -> Result<HeaderValue, http::Error> {
+    let mut bearer = HeaderValue::try_from(format!("Bearer {}", key.reveal()))?;
+    bearer.set_sensitive(true);
+    Ok(bearer)
+}
+
+async fn converse(stream: Box<dyn Stream>, request: Request<Full<Bytes>>) -> Result<Reply, Silence> {
     let lost = |e: hyper::Error| Silence::Refused(e.to_string());
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;

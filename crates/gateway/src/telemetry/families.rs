@@ -110,6 +110,8 @@ scraped! {
     cb_successes: Gauges "smg_worker_cb_consecutive_successes" [worker], "legs", Smg;
     /// Health checks by the worker's role; result is success or failure.
     health_checks: Totals "smg_worker_health_checks_total" [worker_type, result], "checks", Smg;
+    /// Looks at workers' own metrics; result is success or failure.
+    metric_looks: Totals "baton_worker_metrics_looks_total" [result], "looks", Baton;
     /// Sequences that the worker runs at once, as it says or as it was registered; 0: it says nothing and is not gated.
     admission_window: Gauges "smg_pd_admission_window" [worker], "sequences", Smg;
     /// Workers registered, by role and first model.

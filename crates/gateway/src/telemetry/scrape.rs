@@ -26,6 +26,8 @@ pub struct Live {
     pub connections: usize,
     /// Health checks so far by role: good ones and bad ones.
     pub checks: Vec<(Role, u64, u64)>,
+    /// Looks at workers' metrics so far: those that told something, and the others.
+    pub looks: (u64, u64),
 }
 
 impl Live {
@@ -33,6 +35,8 @@ impl Live {
         scraped.admission_inflight.set([], self.inflight as f64);
         scraped.admission_queue.set([], self.queued as f64);
         scraped.connections.set([], self.connections as f64);
+        scraped.metric_looks.add(["success"], self.looks.0);
+        scraped.metric_looks.add(["failure"], self.looks.1);
         for (role, good, bad) in &self.checks {
             scraped.health_checks.add([role.as_str(), "success"], *good);
             scraped.health_checks.add([role.as_str(), "failure"], *bad);

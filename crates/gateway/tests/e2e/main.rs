@@ -13,6 +13,7 @@ mod edge;
 mod fan;
 mod faults;
 mod field;
+mod gauges;
 mod kinds;
 mod leaving;
 mod legs;

@@ -1,5 +1,6 @@
 //! What an engine counts: the numbers that tests assert on, and the raw material of `/metrics`.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -195,6 +196,37 @@ impl Histogram {
     }
 }
 
+/// Tokens of the last second.
+#[derive(Clone, Debug, Default)]
+pub struct Pace(VecDeque<(u64, u32)>);
+
+impl Pace {
+    /// Parts of a second that are counted apart.
+    const PARTS: u64 = 10;
+
+    fn part(now: Duration) -> u64 {
+        u64::try_from(now.as_millis()).unwrap_or(u64::MAX) / (1000 / Self::PARTS)
+    }
+
+    pub fn count(&mut self, now: Duration) {
+        let part = Self::part(now);
+        match self.0.back_mut() {
+            Some((last, tokens)) if *last == part => *tokens += 1,
+            _ => self.0.push_back((part, 1)),
+        }
+        while self.0.front().is_some_and(|(first, _)| first + Self::PARTS < part) {
+            self.0.pop_front();
+        }
+    }
+
+    /// Tokens in a second, as of now.
+    #[must_use]
+    pub fn rate(&self, now: Duration) -> f64 {
+        let part = Self::part(now);
+        self.0.iter().filter(|(at, _)| at + Self::PARTS > part).map(|(_, tokens)| f64::from(*tokens)).sum()
+    }
+}
+
 /// Everything an engine counts over its life. A restart starts it anew.
 #[derive(Clone, Debug)]
 pub struct Counters {
@@ -221,6 +253,7 @@ pub struct Counters {
     pub prefill: Histogram,
     pub decode: Histogram,
     pub tpot: Histogram,
+    pub pace: Pace,
 }
 
 /// How sequences ended.
@@ -258,6 +291,7 @@ impl Default for Counters {
             prefill: seconds(),
             decode: seconds(),
             tpot: seconds(),
+            pace: Pace::default(),
         }
     }
 }

@@ -256,6 +256,7 @@ impl Engine {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         seq.made += 1;
         self.counters.tokens.generated += 1;
+        self.counters.pace.count(now);
         if seq.made == 1 {
             seq.times.first_token = now;
             self.counters.ttft.add_time(seq.times.arrived, now);

@@ -66,7 +66,7 @@ impl Front {
         if path == "/health" || path == "/health_generate" || path == "/ping" {
             return health(&server).await;
         }
-        if path == "/metrics" {
+        if path == metrics::path(server.seat.spec.dialect) {
             return Ok(respond(
                 200,
                 "text/plain; version=0.0.4; charset=utf-8",

@@ -32,6 +32,8 @@ pub(crate) async fn answer(
     match (seat.spec.dialect, method.as_str(), path) {
         (_, "GET", "/v1/models") => json_answer(&models(&seat.spec)),
         (Dialect::Trtllm, "GET", "/version") => json_answer(&json!({"version": trtllm::VERSION})),
+        // Nothing is told of iterations.
+        (Dialect::Trtllm, "GET", "/metrics") => json_answer(&json!([])),
         (Dialect::Trtllm, "GET", "/server_info") => json_answer(&context_info(seat)),
         (Dialect::Vllm, "GET", "/version") => json_answer(&json!({"version": vllm::VERSION})),
         (Dialect::Vllm, "GET", "/load") => {
@@ -125,7 +127,9 @@ fn model_info(spec: &EngineSpec) -> Value {
 
 fn loads(spec: &EngineSpec, node: &Node) -> Value {
     let total = u64::from(spec.kv_blocks) * u64::from(spec.block_size);
-    node.look(|engine| {
+    node.look_now(|engine, now| {
+        let throughput = engine.counters().pace.rate(now);
+        let prealloc = if spec.role == Role::Prefill { 0 } else { engine.room_queues().waiting };
         let used = total - u64::from(engine.free_blocks()) * u64::from(spec.block_size);
         let queues = engine.room_queues();
         json!({
@@ -135,11 +139,11 @@ fn loads(spec: &EngineSpec, node: &Node) -> Value {
                 "timestamp": clock::unix_seconds(), "dp_rank": 0, "num_running_reqs": engine.batched(),
                 "num_waiting_reqs": engine.queued(), "num_waiting_uncached_tokens": 0, "num_used_tokens": used,
                 "num_total_tokens": used, "num_active_tokens": used, "max_total_num_tokens": total,
-                "max_running_requests": spec.max_running, "token_usage": engine.kv_usage(), "gen_throughput": 0.0,
+                "max_running_requests": spec.max_running, "token_usage": engine.kv_usage(), "gen_throughput": throughput,
                 "cache_hit_rate": 0.0, "utilization": 0.0,
                 "disaggregation": {
                     "mode": mode(spec.role), "prefill_bootstrap_queue_reqs": queues.meeting,
-                    "prefill_inflight_queue_reqs": queues.sending, "decode_prealloc_queue_reqs": queues.waiting,
+                    "prefill_inflight_queue_reqs": queues.sending, "decode_prealloc_queue_reqs": prealloc,
                     "decode_transfer_queue_reqs": queues.receiving, "decode_retracted_queue_reqs": 0,
                     "kv_transfer_speed_gb_s": 0.0, "kv_transfer_latency_ms": 0.0,
                 },

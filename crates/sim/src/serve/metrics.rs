@@ -6,6 +6,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::engine::spec::{Dialect, Role};
@@ -13,15 +14,23 @@ use crate::engine::stats::Histogram;
 use crate::serve::node::Node;
 use crate::serve::server::Server;
 
+/// Where the exposition of an engine is.
+pub(crate) fn path(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Vllm | Dialect::Sglang => "/metrics",
+        // Its `/metrics` is a list of iterations.
+        Dialect::Trtllm => "/prometheus/metrics",
+    }
+}
+
 /// The exposition of one engine.
 pub(crate) fn write(server: &Arc<Server>, node: &Arc<Node>) -> String {
     let spec = &server.seat.spec;
     let refused = server.refused.load(Ordering::Relaxed);
-    node.look(|engine| match spec.dialect {
+    node.look_now(|engine, now| match spec.dialect {
         Dialect::Vllm => vllm(engine),
-        Dialect::Sglang => sglang(engine, refused),
-        // A list of iterations, which this engine does not tell.
-        Dialect::Trtllm => "[]".into(),
+        Dialect::Sglang => sglang(engine, refused, now),
+        Dialect::Trtllm => trtllm(engine),
     })
 }
 
@@ -194,7 +203,7 @@ fn vllm_tokens(page: &mut Page, engine: &Engine) {
     page.counter("vllm:generation_tokens_total", tokens.generated);
 }
 
-fn sglang(engine: &Engine, refused: u64) -> String {
+fn sglang(engine: &Engine, refused: u64, now: Duration) -> String {
     let spec = engine.spec();
     let kind = match spec.role {
         Role::Prefill => "prefill",
@@ -203,7 +212,7 @@ fn sglang(engine: &Engine, refused: u64) -> String {
     };
     let own = format!("engine_type=\"{kind}\",model_name=\"{}\"", spec.model);
     let mut page = Page::new(format!("{own},pp_rank=\"0\",tp_rank=\"0\""));
-    sglang_gauges(&mut page, engine);
+    sglang_gauges(&mut page, engine, now);
     page.labels = own;
     let counters = engine.counters();
     let tokens = counters.tokens;
@@ -226,7 +235,7 @@ fn sglang(engine: &Engine, refused: u64) -> String {
     page.out
 }
 
-fn sglang_gauges(page: &mut Page, engine: &Engine) {
+fn sglang_gauges(page: &mut Page, engine: &Engine, now: Duration) {
     let spec = engine.spec();
     let queues = engine.room_queues();
     let total = float(u64::from(spec.kv_blocks) * u64::from(spec.block_size));
@@ -240,7 +249,7 @@ fn sglang_gauges(page: &mut Page, engine: &Engine) {
     page.gauge("sglang:page_size", f64::from(spec.block_size));
     page.gauge("sglang:num_pages", f64::from(spec.kv_blocks));
     page.gauge("sglang:context_len", f64::from(spec.max_model_len));
-    page.gauge("sglang:gen_throughput", 0.0);
+    page.gauge("sglang:gen_throughput", engine.counters().pace.rate(now));
     let tokens = engine.counters().tokens;
     let prompt = tokens.computed + tokens.cached + tokens.transferred;
     page.gauge("sglang:cache_hit_rate", float(tokens.cached) / float(prompt.max(1)));
@@ -253,4 +262,27 @@ fn sglang_gauges(page: &mut Page, engine: &Engine) {
     let config = format!("page_size=\"{}\",num_pages=\"{}\"", spec.block_size, spec.kv_blocks);
     page.about("sglang:cache_config_info", "gauge");
     page.sample("sglang:cache_config_info", &config, 1.0);
+}
+
+fn trtllm(engine: &Engine) -> String {
+    let spec = engine.spec();
+    let mut page = Page::new(format!("engine_type=\"undefined\",model_name=\"{}\"", spec.model));
+    let queues = engine.room_queues();
+    let counters = engine.counters();
+    page.gauge("trtllm_num_requests_running", float(size(engine.batched())));
+    page.gauge("trtllm_num_requests_waiting", float(size(queues.waiting + queues.receiving)));
+    page.gauge("trtllm_kv_cache_utilization", engine.kv_usage());
+    page.gauge("trtllm_kv_cache_tokens_per_block", f64::from(spec.block_size));
+    page.gauge("trtllm_kv_cache_max_blocks", f64::from(spec.kv_blocks));
+    page.each(
+        "trtllm_request_success_total",
+        "counter",
+        "finished_reason",
+        &[("stop", counters.ended.stop), ("length", counters.ended.length)],
+    );
+    page.histogram("trtllm_time_to_first_token_seconds", &counters.ttft);
+    page.histogram("trtllm_time_per_output_token_seconds", &counters.tpot);
+    page.histogram("trtllm_e2e_request_latency_seconds", &counters.e2e);
+    page.histogram("trtllm_request_queue_time_seconds", &counters.queue);
+    page.out
 }

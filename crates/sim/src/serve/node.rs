@@ -170,6 +170,11 @@ impl Node {
         look(&lock(&self.core).engine)
     }
 
+    /// The same, with the time.
+    pub fn look_now<R>(&self, look: impl FnOnce(&Engine, Duration) -> R) -> R {
+        look(&lock(&self.core).engine, self.now())
+    }
+
     /// Hands the sequences of one request to the engine.
     pub fn submit(self: &Arc<Self>, asks: Vec<Ask>) -> Work {
         let job =

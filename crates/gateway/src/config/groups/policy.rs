@@ -8,7 +8,7 @@ use http::HeaderName;
 use super::{at_least_one, at_least_one32};
 use crate::config::kind::*;
 use crate::config::setting::{NOTE, group};
-use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName};
+use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName, WorkerMetrics};
 
 const SCORES: &str = "load reports from engines: until then load is the requests in flight";
 const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
@@ -116,6 +116,21 @@ group! {
 group! {
     /// What engines report of their load, and what follows from it.
     "Load" load: Load {
+        /// When workers are asked for their load: auto (from the first request that is placed by it), always, never.
+        worker_metrics: WorkerMetrics = WorkerMetrics::Auto, one_of("WHEN"), "worker-metrics";
+        /// Time between two looks at a worker's metrics.
+        worker_metrics_interval: Duration = Duration::from_secs(1), MILLIS, "worker-metrics-interval-ms",
+            NOTE.env("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS").lenient();
+        /// Longest time that such a look may take.
+        worker_metrics_timeout: Duration = Duration::from_secs(5), MILLIS, "worker-metrics-timeout-ms",
+            NOTE.env("AIBRIX_POD_METRICS_FETCH_TIMEOUT_MS").lenient();
+        /// How long values of a worker that does not answer any more are believed. One that refuses connections is not.
+        worker_metrics_stale: Duration = Duration::from_secs(5), MILLIS, "worker-metrics-stale-ms";
+        /// Longest page of metrics.
+        worker_metrics_max_bytes: NonZeroUsize = at_least_one(16 << 20), BYTES, "worker-metrics-max-bytes";
+        /// Engines looked at at once.
+        worker_metrics_at_once: NonZeroUsize = at_least_one(64), bounded::<4096>(), "worker-metrics-at-once",
+            NOTE.env("AIBRIX_POD_METRICS_WORKER_COUNT").lenient();
         /// Time between two questions for a worker's load.
         monitor_interval: Duration = Duration::from_secs(10), SECS, "load-monitor-interval", NOTE.later(REPORTS);
         /// Ask for load only where a policy needs it.

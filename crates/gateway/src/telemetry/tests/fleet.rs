@@ -53,6 +53,8 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_worker_cb_transitions_total{worker="http://h:1"} 0
         baton_worker_cb_transitions_total{worker="http://h:2"} 0
         baton_worker_cb_transitions_total{worker="http://h:9"} 0
+        baton_worker_metrics_looks_total{result="failure"} 2
+        baton_worker_metrics_looks_total{result="success"} 7
         smg_worker_health{worker="http://h:1"} 1
         smg_worker_health{worker="http://h:2"} 1
         smg_worker_health{worker="http://h:9"} 0

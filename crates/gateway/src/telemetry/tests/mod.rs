@@ -36,6 +36,7 @@ impl Stand {
                 queued: 2,
                 connections: 7,
                 checks: vec![(Role::Decode, 9, 1)],
+                looks: (7, 2),
             }),
             log_drops: log::Drops::idle("stdout"),
         });

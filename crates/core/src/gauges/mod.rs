@@ -62,7 +62,8 @@ pub struct Gauges {
 impl Gauges {
     /// Requests that wait, whatever for.
     pub fn waiting_for_anything(&self) -> f64 {
-        [&self.waiting, &self.prefill_prealloc, &self.decode_prealloc].iter().filter_map(|g| g.get()).sum()
+        let queues = [&self.waiting, &self.prefill_prealloc, &self.decode_prealloc];
+        queues.iter().filter_map(|g| g.get()).fold(0.0, |sum, n| sum + n)
     }
 
     /// Mean time of a prefill in milliseconds.

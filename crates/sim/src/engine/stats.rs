@@ -223,7 +223,9 @@ impl Pace {
     #[must_use]
     pub fn rate(&self, now: Duration) -> f64 {
         let part = Self::part(now);
-        self.0.iter().filter(|(at, _)| at + Self::PARTS > part).map(|(_, tokens)| f64::from(*tokens)).sum()
+        let tokens: u32 =
+            self.0.iter().filter(|(at, _)| at + Self::PARTS > part).map(|(_, tokens)| tokens).sum();
+        f64::from(tokens)
     }
 }
 

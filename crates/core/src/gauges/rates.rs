@@ -64,10 +64,7 @@ impl Drain {
         }
         // The newest may be this very moment.
         let older = self.snapshots.len().checked_sub(1).filter(|n| *n > 0)?;
-        let off = |at: Instant| {
-            let past = now.since(at);
-            if past > WHILE { past - WHILE } else { WHILE - past }
-        };
+        let off = |at: Instant| now.since(at).abs_diff(WHILE);
         let (at, before) = self.snapshots.iter().take(older).copied().min_by_key(|(at, _)| off(*at))?;
         let past = now.since(at);
         let grown = finished.checked_sub(before).unwrap_or(finished);

@@ -118,6 +118,12 @@ impl Exchange {
         match (self.phase, event) {
             (Phase::New, Event::Begin) => self.place(&mut todo),
             (Phase::Waiting, Event::Resume) => self.place(&mut todo),
+            (Phase::Waiting, Event::Spent) => {
+                self.drop_legs(&mut todo);
+                if let Some(fault) = self.last.take() {
+                    self.fail(fault, &mut todo);
+                }
+            }
             (Phase::Placing, Event::Placed(_)) if self.handed => self.send_again(&mut todo),
             (Phase::Placing, Event::Unplaced(_) | Event::Full(_)) if self.handed => {
                 // Nobody was asked, so the attempt is not used up: it goes on with a fresh pair.

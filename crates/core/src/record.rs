@@ -135,6 +135,8 @@ pub struct Record {
     pub attempts: u32,
     pub retried: Vec<Retried>,
     pub retries_exhausted: bool,
+    /// It would have been tried again if the gateway's retries had not been used up.
+    pub over_budget: bool,
     pub moments: Moments,
     pub request_bytes: u64,
     pub answer_bytes: u64,

@@ -1,7 +1,12 @@
 //! Try again?
 //!
 //! A fault that says so may be tried again, as long as the client has not had a byte of the body: with a
-//! fresh pair and fresh ids, or with another decode for KV that is still held (the exchange knows). The wait grows and is spread by chance (SMG 1.13).
+//! fresh pair and fresh ids, or with another decode for KV that is still held (the exchange knows). The wait grows and is spread by
+//! chance (SMG 1.13). How many retries all requests may make together says the [`Budget`].
+
+mod budget;
+
+pub use budget::{Budget, BudgetRule};
 
 use crate::dice::Dice;
 use crate::fault::{Fault, Retry};

@@ -11,7 +11,7 @@ use baton_core::breaker::BreakerRule;
 use baton_core::handoff;
 use baton_core::limits::{ExchangeLimits, Terms};
 use baton_core::place::{Assignment, Legwise, Policy, PolicyName, Strategy, Tuning};
-use baton_core::retry::RetryRule;
+use baton_core::retry::{Budget, BudgetRule, RetryRule};
 use baton_core::size::Measure;
 use baton_core::watchdog::Watchdog;
 use http::{HeaderName, HeaderValue};
@@ -60,6 +60,8 @@ pub struct Gateway {
     pub timeouts: Timeouts,
     pub entrance: Arc<Entrance>,
     pub rooms: Arc<Rooms>,
+    /// Retries that there may still be.
+    pub budget: Budget,
     /// Places for legs that live on without their exchange.
     pub background: Arc<Semaphore>,
     pub api_key: Option<config::Secret>,
@@ -99,6 +101,10 @@ impl Gateway {
             },
             entrance,
             rooms: Arc::new(Rooms::new(config.admission.decode_admission_wait)),
+            budget: Budget::new(BudgetRule {
+                share: config.retry.budget_share,
+                floor_per_sec: f64::from(config.retry.budget_floor),
+            }),
             background: Arc::new(Semaphore::new(
                 config.limits.max_detached_legs.get().min(Semaphore::MAX_PERMITS),
             )),

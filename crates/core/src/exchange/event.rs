@@ -62,6 +62,8 @@ pub enum Event {
     Drain,
     /// The wait before another attempt is over.
     Resume,
+    /// There is to be no such attempt: too many requests have been tried again of late ([`crate::retry::Budget`]).
+    Spent,
 }
 
 /// What the driver does next.
@@ -96,7 +98,7 @@ pub enum Action {
     Fail(Fault),
     /// End the begun answer with the fault.
     Cut(Fault),
-    /// Wait, then report `Resume`.
+    /// Wait, then report `Resume`; or report `Spent`.
     Wait(Duration),
     /// Write the record. Nothing comes after it.
     Settle(Outcome),

@@ -68,6 +68,7 @@ impl Telling {
             ["deadline"] => Event::Deadline,
             ["drain"] => Event::Drain,
             ["resume"] => Event::Resume,
+            ["spent"] => Event::Spent,
             other => panic!("no such event: {other:?}"),
         }
     }

@@ -182,62 +182,62 @@ fn every_order_of_events_keeps_the_rules() {
     println!("{head}\n{table}");
     expect![[r#"
         decode only                    1     40      84   8                 72
-        decode only                    2    220     464  11                822
-        decode only                    3    376     844  14               7122
+        decode only                    2    232     476  11                837
+        decode only                    3    388     868  14               7287
         whole                          1     40      84   8                 72
-        whole                          2    220     464  11                822
-        whole                          3    376     844  14               7122
+        whole                          2    232     476  11                837
+        whole                          3    388     868  14               7287
         prefill only                   1     40      84   8                 72
-        prefill only                   2    220     464  11                822
-        prefill only                   3    376     844  14               7122
+        prefill only                   2    232     476  11                837
+        prefill only                   3    388     868  14               7287
         in turn, release               1     82     201  10                267
-        in turn, release               2   1075    2559  16              16569
-        in turn, release               3   1930    4917  22             841071
+        in turn, release               2   1120    2604  16              16653
+        in turn, release               3   1975    5007  22             846225
         in turn, release, detach       1     85     201  10                267
-        in turn, release, detach       2   1123    2559  16              16569
-        in turn, release, detach       3   2023    4917  22             841071
+        in turn, release, detach       2   1168    2604  16              16653
+        in turn, release, detach       3   2068    5007  22             846225
         in turn                        1     82     201  10                267
-        in turn                        2   1072    2541  15              15387
-        in turn                        3   1924    4881  20             722555
+        in turn                        2   1117    2586  15              15471
+        in turn                        3   1969    4971  20             727343
         in turn, detach                1     85     201  10                267
-        in turn, detach                2   1120    2541  15              15387
-        in turn, detach                3   2017    4881  20             722555
+        in turn, detach                2   1165    2586  15              15471
+        in turn, detach                3   2062    4971  20             727343
         together, decode head          1     64     195  10                189
-        together, decode head          2    781    2225  15               8253
-        together, decode head          3   1420    4255  20             291375
+        together, decode head          2    820    2264  15               8316
+        together, decode head          3   1459    4333  20             294084
         together, decode head, detach  1     67     195  10                189
-        together, decode head, detach  2    826    2225  15               8253
-        together, decode head, detach  3   1507    4255  20             291375
+        together, decode head, detach  2    865    2264  15               8316
+        together, decode head, detach  3   1546    4333  20             294084
         together, both heads           1     67     231  10                222
-        together, both heads           2    883    2827  15              12372
-        together, both heads           3   1615    5423  20             560580
+        together, both heads           2    925    2869  15              12453
+        together, both heads           3   1657    5507  20             565035
         together, both heads, detach   1     70     231  10                222
-        together, both heads, detach   2    931    2827  15              12372
-        together, both heads, detach   3   1708    5423  20             560580
+        together, both heads, detach   2    973    2869  15              12453
+        together, both heads, detach   3   1750    5507  20             565035
         together, prefill end          1     58     234  10                258
-        together, prefill end          2    784    2860  15              16440
-        together, prefill end          3   1426    5486  20             854432
+        together, prefill end          2    826    2902  15              16533
+        together, prefill end          3   1468    5570  20             860291
         together, prefill end, detach  1     61     234  10                258
-        together, prefill end, detach  2    832    2860  15              16440
-        together, prefill end, detach  3   1519    5486  20             854432
+        together, prefill end, detach  2    874    2902  15              16533
+        together, prefill end, detach  3   1561    5570  20             860291
         together, read                 1     64     276  10                504
-        together, read                 2    919    3609  15              52218
-        together, read                 3   1657    6942  20            4453110
+        together, read                 2    964    3654  15              52371
+        together, read                 3   1702    7032  20            4468869
         together, read, detach         1     67     276  10                504
-        together, read, detach         2    970    3609  15              52218
-        together, read, detach         3   1756    6942  20            4453110
+        together, read, detach         2   1015    3654  15              52371
+        together, read, detach         3   1801    7032  20            4468869
         together, read, decode head    1     64     276  10                504
-        together, read, decode head    2    919    3609  15              52218
-        together, read, decode head    3   1657    6942  20            4453110
+        together, read, decode head    2    964    3654  15              52371
+        together, read, decode head    3   1702    7032  20            4468869
         together, read, both heads     1     64     276  10                504
-        together, read, both heads     2    919    3609  15              52218
-        together, read, both heads     3   1657    6942  20            4453110
+        together, read, both heads     2    964    3654  15              52371
+        together, read, both heads     3   1702    7032  20            4468869
         as planned today, any          1    364    1377  10               1998
-        as planned today, any          2   7846   27480  16             914556
-        as planned today, any          3  14518   53583  22          347846442
+        as planned today, any          2   8134   27768  16             915234
+        as planned today, any          3  14806   54159  22          348156318
         in turn, then together         1    130     402  10                465
-        in turn, then together         2   2050    5809  16              53919
-        in turn, then together         3   3742   11216  22            5151819
+        in turn, then together         2   2137    5896  16              54084
+        in turn, then together         3   3829   11390  22            5170824
     "#]]
     .assert_eq(&table);
 }

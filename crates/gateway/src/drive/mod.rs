@@ -162,6 +162,7 @@ impl Drive {
 
     /// Runs until the client can be told something.
     pub async fn run(mut self: Box<Drive>) -> (Box<Drive>, Turn) {
+        self.gateway.budget.request(self.now);
         self.pending.push_back(Event::Begin);
         loop {
             let event = match self.pending.pop_front() {
@@ -237,6 +238,10 @@ impl Drive {
             Action::Fail(fault) | Action::Cut(fault) => {
                 self.record.blame(&fault);
                 self.told = Some(fault);
+            }
+            Action::Wait(_) if !self.gateway.budget.take(self.now) => {
+                self.record.over_budget = true;
+                self.pending.push_back(Event::Spent);
             }
             Action::Wait(wait) => {
                 if let Some(fault) = self.exchange.last_fault() {
@@ -507,6 +512,7 @@ impl Drive {
         }
         record.retries_exhausted = outcome == Outcome::Failed
             && record.attempts > 1
+            && !record.over_budget
             && self.told.as_ref().is_some_and(|f| f.retry() == baton_core::fault::Retry::Safe);
         self.span.settle(record);
         self.gateway.telemetry.record(record);

@@ -45,6 +45,7 @@ fn line(record: &Record) {
         decode = decode.map(|w| w.id.as_str()),
         decode_url = decode.map(|w| w.url.as_str()),
         attempts,
+        retry = record.over_budget.then_some("over budget"),
         handoff = record.handoff.as_str(),
         mode = record.mode,
         queue_ms = ms(Some(at.received), at.admitted),

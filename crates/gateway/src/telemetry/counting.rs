@@ -95,6 +95,7 @@ impl Counting {
             for leg in labels::LEGS {
                 all.retries.of([labels::worker_type(Some(leg)), labels::endpoint(api)]);
                 all.retries_exhausted.of([labels::worker_type(Some(leg)), labels::endpoint(api)]);
+                all.retries_refused.of([labels::worker_type(Some(leg)), labels::endpoint(api)]);
             }
         }
         for leg in labels::LEGS {
@@ -178,6 +179,9 @@ impl Counting {
             self.all.admission_sheds.of([]).one();
         } else if record.moments.queued.is_some() && record.decode.is_some() {
             self.all.admission_waits.of([]).one();
+        }
+        if record.over_budget {
+            self.all.retries_refused.of([labels::worker_type(record.leg), endpoint]).one();
         }
         if record.retries_exhausted {
             self.all.retries_exhausted.of([labels::worker_type(record.leg), endpoint]).one();

@@ -77,6 +77,8 @@ recorded! {
     /// Prefill legs that failed, by how, before or after the client's answer had begun.
     prefill_failures: Counters "gateway_pd_prefill_failure_total" [class, stage], "legs", Aibrix;
 
+    /// Requests that failed and were not tried again because the gateway's retries were used up.
+    retries_refused: Counters "baton_retries_refused_total" [worker_type, endpoint], "requests", Baton;
     /// How exchanges ended: served, failed, cut, client_gone.
     exchanges: Counters "baton_exchanges_total" [outcome], "requests", Baton;
     /// What became of hand-offs, by the decode's engine and the connector, empty where there is none.

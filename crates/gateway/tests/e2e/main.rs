@@ -8,6 +8,7 @@
 mod aborts;
 mod admission;
 mod apis;
+mod budget;
 mod cases;
 mod edge;
 mod fan;

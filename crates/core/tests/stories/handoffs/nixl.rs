@@ -65,6 +65,28 @@ fn the_prefill_fails_and_another_pair_serves() {
 }
 
 #[test]
+fn no_retry_is_left() {
+    check_retried(
+        &["placed nixl", "prefill refuses 503", "spent"],
+        expect![[r#"
+        placed nixl              -> send prefill
+        prefill refuses 503      -> judge prefill bad, free prefill, judge decode mute, free decode, wait 50ms
+        spent                    -> fail 503 prefill_upstream_error, settle failed
+    "#]],
+    );
+    // Between two attempts the KV is there for another decode.
+    check_retried(
+        &["placed nixl", "answered over", "decode unreachable", "spent"],
+        expect![[r#"
+        placed nixl              -> send prefill
+        answered over            -> judge prefill good, free prefill, send decode
+        decode unreachable       -> judge decode bad, free decode, wait 50ms
+        spent                    -> release, fail 502 decode_request_failed, settle failed
+    "#]],
+    );
+}
+
+#[test]
 fn the_prefill_pushes_back() {
     // Tried elsewhere, and blamed on nobody.
     check_retried(

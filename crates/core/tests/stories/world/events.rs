@@ -7,7 +7,7 @@ impl World {
     pub fn natural(&self) -> Vec<Event> {
         let mut events = match self.owed {
             Owed::Begin => vec![Event::Begin],
-            Owed::Resume => vec![Event::Resume],
+            Owed::Resume => vec![Event::Resume, Event::Spent],
             Owed::Placement => {
                 let none = Fault::NoWorker { leg: LegName::Prefill, registered: true };
                 let mut all: Vec<Event> = self.courses.iter().copied().map(Event::Placed).collect();
@@ -77,7 +77,7 @@ impl World {
         self.settled.is_none()
             && match event {
                 Event::Begin => self.owed == Owed::Begin,
-                Event::Resume => self.owed == Owed::Resume,
+                Event::Resume | Event::Spent => self.owed == Owed::Resume,
                 Event::Placed(_) | Event::Unplaced(_) | Event::Full(_) => {
                     matches!(self.owed, Owed::Placement | Owed::Partner)
                 }
@@ -97,8 +97,13 @@ impl World {
         let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
         let lost = Fault::Unreachable { leg: LegName::Decode, cause: "refused".into() };
         let dead = Handed::Dead(Fault::Broken { leg: LegName::Prefill, cause: "reset".into() });
-        let mut all =
-            vec![Event::Begin, Event::Resume, Event::Placed(self.courses[0]), Event::Unplaced(none)];
+        let mut all = vec![
+            Event::Begin,
+            Event::Resume,
+            Event::Spent,
+            Event::Placed(self.courses[0]),
+            Event::Unplaced(none),
+        ];
         all.extend([Event::ClientGone, Event::Deadline, Event::Drain]);
         all.push(Event::Silent(silence(LegName::Decode)));
         all.extend([Event::Full(SHED), Event::Room, Event::QueueOver]);
@@ -116,7 +121,7 @@ impl World {
             return;
         }
         match event {
-            Event::Begin | Event::Resume | Event::Unplaced(_) => self.owed = Owed::Nothing,
+            Event::Begin | Event::Resume | Event::Spent | Event::Unplaced(_) => self.owed = Owed::Nothing,
             Event::Full(_) | Event::QueueOver => self.owed = Owed::Nothing,
             Event::Room => {
                 self.owed = Owed::Nothing;

@@ -157,6 +157,7 @@ impl World {
             Event::Answered(Handed::Dead(fault)) => fault,
             Event::Unplaced(fault) => self.last.as_ref().unwrap_or(fault),
             Event::QueueOver => self.last.as_ref().unwrap_or(&SHED),
+            Event::Spent => self.last.as_ref().ok_or("no attempt has failed")?,
             Event::Silent(fault) => fault,
             Event::Drain => &Fault::Draining,
             Event::Deadline => {

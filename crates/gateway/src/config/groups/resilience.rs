@@ -47,6 +47,10 @@ group! {
         backoff_multiplier: f64 = 1.5, FACTOR, "retry-backoff-multiplier";
         /// Share of a pause that is left to chance.
         jitter_factor: f64 = 0.2, SHARE, "retry-jitter-factor";
+        /// Retries of all requests together, for each request of the last 10 s.
+        budget_share: f64 = 0.2, SHARE, "retry-budget-share";
+        /// Retries that there may be besides, a second.
+        budget_floor: u32 = 10, COUNT32, "retry-budget-min-per-sec";
         /// One attempt only.
         disabled: bool = false, SWITCH, "disable-retries";
     }

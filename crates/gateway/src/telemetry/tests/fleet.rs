@@ -50,6 +50,15 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_releases_total{result="failed"} 0
         baton_releases_total{result="timed_out"} 0
         baton_request_bytes_total 0
+        baton_retries_refused_total{endpoint="chat",worker_type="decode"} 0
+        baton_retries_refused_total{endpoint="chat",worker_type="prefill"} 0
+        baton_retries_refused_total{endpoint="chat",worker_type="regular"} 0
+        baton_retries_refused_total{endpoint="completions",worker_type="decode"} 0
+        baton_retries_refused_total{endpoint="completions",worker_type="prefill"} 0
+        baton_retries_refused_total{endpoint="completions",worker_type="regular"} 0
+        baton_retries_refused_total{endpoint="generate",worker_type="decode"} 0
+        baton_retries_refused_total{endpoint="generate",worker_type="prefill"} 0
+        baton_retries_refused_total{endpoint="generate",worker_type="regular"} 0
         baton_worker_cb_transitions_total{worker="http://h:1"} 0
         baton_worker_cb_transitions_total{worker="http://h:2"} 0
         baton_worker_cb_transitions_total{worker="http://h:9"} 0

@@ -16,6 +16,7 @@ pub mod fault;
 pub mod fleet;
 pub mod gauges;
 pub mod handoff;
+pub mod kv;
 pub mod limits;
 pub mod load;
 pub mod merge;

@@ -20,6 +20,7 @@ pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, base_of, host_of}
 
 use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
 use crate::gauges::Gauges;
+use crate::kv::View;
 use crate::load::Load;
 use crate::time::Instant;
 use index::{Partners, apart};
@@ -125,6 +126,8 @@ pub struct Seat {
     pub pulse: Arc<Pulse>,
     /// What the worker says of its own load.
     pub gauges: Arc<Gauges>,
+    /// What is known of its cache from its events.
+    pub view: Arc<View>,
 }
 
 impl Seat {
@@ -132,7 +135,7 @@ impl Seat {
         let window = worker.window();
         let (point, worker) = (point(&worker), Arc::new(worker));
         let (load, pulse, gauges) = (Arc::default(), Arc::default(), Arc::default());
-        Seat { slot, worker, window, point, load, pulse, gauges }
+        Seat { slot, worker, window, point, load, pulse, gauges, view: Arc::default() }
     }
 
     /// Has the window room for so many more sequences?

@@ -18,6 +18,7 @@ use super::Tuning;
 use super::policy::holder;
 use crate::dice::Dice;
 use crate::fleet::Seat;
+use crate::kv::{Known, Told, Trust};
 use crate::prefix::{Holder, PrefixIndex};
 use crate::prompt::{Blocks, TOKEN_BYTES};
 use crate::time::Instant;
@@ -51,9 +52,12 @@ fn mix(x: u64) -> u64 {
 /// One prompt, and what each worker would have to compute of it.
 pub struct Backlog<'t> {
     pub blocks: Arc<Blocks>,
-    /// By slot.
+    /// What was sent where, by slot.
     found: SmallVec<[(Holder, u32); 8]>,
     tuning: &'t Tuning,
+    /// What workers say themselves.
+    pub told: Option<Told>,
+    now: Instant,
 }
 
 /// One candidate's worth.
@@ -67,12 +71,23 @@ struct Cost<'a> {
 impl<'t> Backlog<'t> {
     pub fn new(index: &PrefixIndex, blocks: Arc<Blocks>, tuning: &'t Tuning) -> Backlog<'t> {
         let found = index.find(&blocks).by_slot();
-        Backlog { blocks, found, tuning }
+        Backlog { blocks, found, tuning, told: None, now: Instant::ZERO }
     }
 
     /// Does anybody have enough of it to count?
     pub fn is_hit(&self) -> bool {
-        self.found.iter().any(|(_, blocks)| self.counted(*blocks) > 0.0)
+        let told = self.told.as_ref().map_or(0.0, Told::most);
+        told > self.tuning.cache_threshold || self.found.iter().any(|(_, blocks)| self.counted(*blocks) > 0.0)
+    }
+
+    /// With what workers say themselves, where that is known.
+    pub fn heard(self, told: Option<Told>, now: Instant) -> Backlog {
+        Backlog { told, now, ..self }
+    }
+
+    /// What the worker says itself.
+    pub fn known(&self, seat: &Seat) -> Option<Known> {
+        self.told.as_ref().and_then(|told| told.by(seat, self.now))
     }
 
     /// Tokens of the prompt that the worker has not.
@@ -86,6 +101,19 @@ impl<'t> Backlog<'t> {
 
     /// Tokens of it that the worker has; none if they are too small a share of it.
     fn cached(&self, seat: &Seat) -> f64 {
+        let told = |known: Known| {
+            let enough = known.share > self.tuning.cache_threshold;
+            if enough { known.share * self.total() } else { 0.0 }
+        };
+        match self.known(seat) {
+            Some(known) if known.trust == Trust::Whole => told(known),
+            Some(known) => self.sent(seat).max(told(known)),
+            None => self.sent(seat),
+        }
+    }
+
+    /// Tokens of it that were sent to the worker before.
+    fn sent(&self, seat: &Seat) -> f64 {
         let Ok(at) = self.found.binary_search_by_key(&seat.slot, |(h, _)| h.slot) else { return 0.0 };
         let (of, blocks) = self.found[at];
         if of == holder(seat) { self.counted(blocks) } else { 0.0 }

@@ -32,6 +32,7 @@ use crate::ask::Ask;
 use crate::dice::Dice;
 use crate::fault::Fault;
 use crate::fleet::{Fleet, Seat};
+use crate::kv::Expected;
 use crate::load::Lease;
 use crate::prefix::Mark;
 use crate::prompt::Prompt;
@@ -61,13 +62,15 @@ pub struct Taken {
     pub lease: Lease,
     /// What the policy believes that the worker will have of the prompt.
     mark: Option<Mark>,
+    /// The prompt is on its way to the worker, whose events will say so.
+    expected: Option<Expected>,
     /// One request of its routing key.
     key: Option<KeyLease>,
 }
 
 impl Taken {
     fn new(seat: &Arc<Seat>, lease: Lease) -> Taken {
-        Taken { seat: Arc::clone(seat), lease, mark: None, key: None }
+        Taken { seat: Arc::clone(seat), lease, mark: None, expected: None, key: None }
     }
 
     /// The worker has computed the prompt. Without this it is taken to have nothing of it that it had not

@@ -18,6 +18,7 @@ use super::warm::{self, WarmUp};
 use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Seat};
+use crate::kv::{KvIndex, Told, Trust};
 use crate::prefix::{Holder, PrefixIndex};
 use crate::prompt::Prompt;
 use crate::time::Instant;
@@ -77,6 +78,8 @@ pub struct Policy {
     turns: Turns,
     index: Option<Arc<PrefixIndex>>,
     warm: WarmUp,
+    /// What workers say that they hold.
+    events: Option<Arc<KvIndex>>,
     keys: Option<Arc<Keys>>,
     sizes: Option<Sizes>,
 }
@@ -117,10 +120,16 @@ impl Policy {
             turns: Turns::default(),
             index: (name == PolicyName::CacheAware).then(index),
             warm: WarmUp::default(),
+            events: None,
             keys: sticks.then(|| Arc::new(Keys::new(&tuning))),
             sizes: (name == PolicyName::Bucket).then(|| Sizes::new(tuning.bucket_every)),
             tuning,
         }
+    }
+
+    /// Heeds what workers say that they hold.
+    pub fn hearing(self, events: &Arc<KvIndex>) -> Policy {
+        Policy { events: Some(events.clone()), ..self }
     }
 
     pub fn name(&self) -> PolicyName {
@@ -194,7 +203,8 @@ impl Policy {
         let backlog = self.index.as_ref().map(|index| {
             let fleet = look.fleet;
             index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
-            Backlog::new(index, prompt.blocks(self.tuning.block_tokens), &self.tuning)
+            let told = self.events.as_ref().and_then(|events| Told::of(events, look.ask));
+            Backlog::new(index, prompt.blocks(self.tuning.block_tokens), &self.tuning).heard(told, look.now)
         });
         let turn = self
             .index
@@ -212,6 +222,10 @@ impl Policy {
             seat.load.chosen_at(now);
             taken.lease.carry(backlog.uncached(&seat));
             taken.mark = index.hold(&backlog.blocks, holder(&seat), now);
+            if let Some(events) = &self.events {
+                events.chose(backlog.known(&seat).map_or(Trust::None, |known| known.trust));
+                taken.expected = backlog.told.as_ref().and_then(|told| told.expect(&seat));
+            }
         }
         if let Some(sizes) = &self.sizes {
             sizes.sent(sight.bytes, now);

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bits(
+pub(crate) struct Bits(
     /// The last word is never 0, so that equal sets are equal words.
     SmallVec<[u64; 1]>,
 );
@@ -29,9 +29,25 @@ impl Bits {
         if let Some(word) = self.0.get_mut(number / 64) {
             *word &= !(1 << (number % 64));
         }
+        self.trim();
+    }
+
+    fn trim(&mut self) {
         while self.0.last() == Some(&0) {
             self.0.pop();
         }
+    }
+
+    /// Are all its numbers in `other`?
+    pub fn is_within(&self, other: &Bits) -> bool {
+        self.0.len() <= other.0.len() && self.0.iter().zip(&other.0).all(|(own, other)| own & !other == 0)
+    }
+
+    /// Only what is in `other` too.
+    pub fn keep(&mut self, other: &Bits) {
+        self.0.truncate(other.0.len());
+        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own &= other);
+        self.trim();
     }
 
     /// Its numbers, rising.
@@ -74,6 +90,10 @@ mod tests {
         b.set(64);
         assert_eq!(a.without(&b).collect::<Vec<_>>(), [0, 63, 700]);
         assert!(a.has(700) && !a.has(701) && !a.has(9000) && a.bytes() > 0);
+        assert!(b.is_within(&a) && !a.is_within(&b) && a.iter().eq([0, 63, 64, 700]));
+        let mut both = a.clone();
+        both.keep(&b);
+        assert_eq!(both, b);
         a.clear(700);
         a.clear(5000);
         b.set(0);

@@ -22,7 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
+pub(crate) use bits::Bits;
 pub use owners::{Holder, OWNERS_MAX};
+pub(crate) use shard::AsIs;
 
 use crate::prompt::Blocks;
 use crate::time::Instant;

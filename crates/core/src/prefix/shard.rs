@@ -439,7 +439,7 @@ fn alike(a: &[u64], b: &[u64]) -> usize {
 
 /// The keys are hashes already.
 #[derive(Debug, Default)]
-pub(super) struct AsIs(u64);
+pub(crate) struct AsIs(u64);
 
 impl Hasher for AsIs {
     fn finish(&self) -> u64 {

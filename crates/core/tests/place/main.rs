@@ -6,6 +6,7 @@
 mod affinity;
 mod any_fleet;
 mod burst;
+mod events;
 mod pairs;
 mod partner;
 mod probes;

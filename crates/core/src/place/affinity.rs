@@ -81,7 +81,7 @@ impl<'t> Backlog<'t> {
     }
 
     /// With what workers say themselves, where that is known.
-    pub fn heard(self, told: Option<Told>, now: Instant) -> Backlog {
+    pub fn heard(self, told: Option<Told>, now: Instant) -> Self {
         Backlog { told, now, ..self }
     }
 

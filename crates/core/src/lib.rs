@@ -29,3 +29,4 @@ pub mod size;
 pub mod sse;
 pub mod time;
 pub mod watchdog;
+pub mod zmtp;

@@ -19,7 +19,7 @@ fuzz_target!(|input: &[u8]| {
         wire.buffer.extend_from_slice(&zmtp::greeting());
         for piece in rest.chunks(usize::from(*how).max(1)) {
             wire.buffer.extend_from_slice(piece);
-            while let Ok(Some(_)) = wire.next() {}
+            while let Ok(Some(_)) = wire.said() {}
             assert!(wire.buffer.capacity() < 1 << 16);
         }
         return;

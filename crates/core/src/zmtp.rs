@@ -55,7 +55,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`Refused`]; nothing that follows can be understood.
-    pub fn next(&mut self) -> Result<Option<Said>, Refused> {
+    pub fn said(&mut self) -> Result<Option<Said>, Refused> {
         if !self.greeted {
             return self.greeting();
         }
@@ -185,7 +185,7 @@ mod tests {
         let (mut wire, mut said) = (Wire::new(max), Vec::new());
         for piece in bytes.chunks(piece.max(1)) {
             wire.buffer.extend_from_slice(piece);
-            while let Some(next) = wire.next()? {
+            while let Some(next) = wire.said()? {
                 said.push(next);
             }
         }

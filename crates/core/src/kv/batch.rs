@@ -61,15 +61,15 @@ impl Batch {
     /// The bytes are no such batch.
     pub fn decode(payload: &[u8]) -> Result<Batch, Malformed> {
         let mut reader = Reader::new(payload);
-        let Value::List(members @ 2..) = reader.next()? else {
+        let Value::List(members @ 2..) = reader.value()? else {
             return Err(Malformed("a batch is a list of a time and events"));
         };
-        let at = match reader.next()? {
+        let at = match reader.value()? {
             Value::Float(at) => at,
             Value::Unsigned(at) => at as f64,
             _ => return Err(Malformed("a batch begins with its time")),
         };
-        let Value::List(count) = reader.next()? else {
+        let Value::List(count) = reader.value()? else {
             return Err(Malformed("events are a list"));
         };
         let mut events = Vec::with_capacity(reader.room(count).min(1024));
@@ -104,7 +104,7 @@ const CLEARED: &[u8] = b"AllBlocksCleared";
 
 fn event(mut reader: Reader<'_>) -> Result<Event, Malformed> {
     let mut members = Members::default();
-    let name = match reader.next()? {
+    let name = match reader.value()? {
         Value::List(count @ 1..) => {
             let name = text(&mut reader)?;
             for place in 0..count - 1 {
@@ -238,11 +238,11 @@ impl Stored {
     /// Each block's keys: nothing, or a list of the adapter's name, of pictures and, in a prompt's first block, of its
     /// salt (vLLM).
     fn depend(&mut self, mut keys: Reader<'_>) -> Result<(), Malformed> {
-        let Value::List(count) = keys.next()? else { return Ok(()) };
+        let Value::List(count) = keys.value()? else { return Ok(()) };
         for place in 0..count {
             let mut own = keys.skip()?;
             let (mut extra, mut others) = (None, 0);
-            if let Value::List(parts) = own.next()? {
+            if let Value::List(parts) = own.value()? {
                 for _ in 0..parts {
                     let part = own.skip()?;
                     let text = optional(part, text_of).ok().flatten();
@@ -271,7 +271,7 @@ fn optional<'a, T>(
     mut value: Reader<'a>,
     read: impl Fn(Value<'a>) -> Result<T, Malformed>,
 ) -> Result<Option<T>, Malformed> {
-    match value.next()? {
+    match value.value()? {
         Value::Nil => Ok(None),
         value => read(value).map(Some),
     }
@@ -283,10 +283,10 @@ fn list<'a, T>(
     read: impl Fn(Value<'a>) -> Result<T, Malformed>,
 ) -> Result<Vec<T>, Malformed> {
     let mut value = value.ok_or(Malformed(what))?;
-    let Value::List(count) = value.next()? else { return Err(Malformed(what)) };
+    let Value::List(count) = value.value()? else { return Err(Malformed(what)) };
     let mut out = Vec::with_capacity(value.room(count));
     for _ in 0..count {
-        out.push(read(value.next()?)?);
+        out.push(read(value.value()?)?);
     }
     Ok(out)
 }
@@ -315,5 +315,5 @@ fn text_of(value: Value<'_>) -> Result<&[u8], Malformed> {
 }
 
 fn text<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], Malformed> {
-    text_of(reader.next()?)
+    text_of(reader.value()?)
 }

@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
 
     /// # Errors
     /// The bytes end within the value, or begin with the one byte that no value begins with.
-    pub fn next(&mut self) -> Result<Value<'a>, Malformed> {
+    pub fn value(&mut self) -> Result<Value<'a>, Malformed> {
         let first = self.take(1)?[0];
         Ok(match first {
             0x00..=0x7f => Value::Unsigned(u64::from(first)),
@@ -74,12 +74,12 @@ impl<'a> Reader<'a> {
     /// Passes over one value with all that is in it, and gives its bytes.
     ///
     /// # Errors
-    /// Those of [`Reader::next`].
+    /// Those of [`Reader::value`].
     pub fn skip(&mut self) -> Result<Reader<'a>, Malformed> {
         let (from, mut left) = (self.rest, 1_u64);
         while left > 0 {
             left -= 1;
-            match self.next()? {
+            match self.value()? {
                 Value::List(n) => left += u64::from(n),
                 Value::Map(n) => left += 2 * u64::from(n),
                 _ => {}
@@ -152,11 +152,11 @@ mod tests {
             (&[0xc7, 2, 1, 0, 0], Value::Other),
         ] {
             let mut reader = Reader::new(bytes);
-            assert_eq!(reader.next(), Ok(value), "{bytes:x?}");
+            assert_eq!(reader.value(), Ok(value), "{bytes:x?}");
             assert!(reader.is_empty(), "{bytes:x?}");
         }
-        assert!(Reader::new(&[0xc1]).next().is_err());
-        assert!(Reader::new(&[0xc6, 0xff, 0xff, 0xff, 0xff, 0]).next().is_err());
+        assert!(Reader::new(&[0xc1]).value().is_err());
+        assert!(Reader::new(&[0xc6, 0xff, 0xff, 0xff, 0xff, 0]).value().is_err());
     }
 
     proptest! {

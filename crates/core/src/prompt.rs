@@ -263,6 +263,7 @@ impl Hasher {
     }
 }
 
+/// Values are given from their beginning on, so that the end of a long one is looked for only by whoever needs it.
 /// Every step says whether to go on.
 struct Walk<'a> {
     each: &'a mut dyn FnMut(Piece<'_>) -> bool,
@@ -289,18 +290,21 @@ impl Walk<'_> {
     }
 
     fn list(&mut self, raw: &[u8]) -> bool {
-        scalar::elements(raw).all(|item| match scalar::kind(item) {
-            scalar::Kind::Number => (self.each)(Piece::Id(scalar::as_u64(item).unwrap_or_default() as u32)),
+        scalar::elements_from(raw).all(|item| match scalar::kind(item) {
+            scalar::Kind::Number => {
+                let id = scalar::as_u64(scalar::first(item)).unwrap_or_default();
+                (self.each)(Piece::Id(id as u32))
+            }
             _ => self.mark(6) && self.value(item),
         })
     }
 
     /// A message, or a part of one.
     fn message(&mut self, raw: &[u8]) -> bool {
-        scalar::members(raw).all(|(name, value)| match &*name {
+        scalar::members_from(raw).all(|(name, value)| match &*name {
             "content" | "text" => self.value(value),
             "role" => self.mark(7) && self.text(value),
-            _ => self.other(name, value),
+            _ => self.other(name, scalar::first(value)),
         })
     }
 

@@ -236,7 +236,32 @@ proptest! {
         prop_assert_eq!(scalar::array_len(text.as_bytes()), theirs.as_ref().map(Vec::len));
         let seen: Vec<_> = scalar::elements(text.as_bytes()).collect();
         let want: Vec<_> = theirs.iter().flatten().map(|raw| raw.get().as_bytes()).collect();
-        prop_assert_eq!(seen, want);
+        prop_assert_eq!(&seen, &want);
+        let from: Vec<_> = scalar::elements_from(text.as_bytes()).map(scalar::first).collect();
+        prop_assert_eq!(from, want);
+    }
+
+    /// What is read from its beginning on is what is read whole.
+    #[test]
+    fn members_are_the_same_from_their_beginning_on(doc in doc()) {
+        let text = doc.text();
+        let whole: Vec<_> = scalar::members(text.as_bytes()).collect();
+        let from: Vec<_> =
+            scalar::members_from(text.as_bytes()).map(|(key, value)| (key, scalar::first(value))).collect();
+        prop_assert_eq!(from, whole);
+    }
+
+    /// A string's text ends at its quote, whatever comes after it.
+    #[test]
+    fn a_strings_text_in_pieces_is_its_text(text in string(true), filler in 0..40_000usize) {
+        let long = format!("\"{}{}", "x".repeat(filler), &text[1..]);
+        let mut pieces = vec![];
+        let all = scalar::text(format!("{long}, \"more\": \"x\"").as_bytes(), &mut |piece| {
+            pieces.extend_from_slice(piece);
+            true
+        });
+        prop_assert!(all);
+        prop_assert_eq!(pieces, scalar::as_str(long.as_bytes()).unwrap().as_bytes());
     }
 
     /// The readers may be given anything.
@@ -245,6 +270,8 @@ proptest! {
         let _ = (scalar::kind(&raw), scalar::as_bool(&raw), scalar::as_u64(&raw), scalar::as_f64(&raw));
         let _ = (scalar::as_str(&raw), scalar::array_len(&raw), scalar::member(&raw, "a"));
         let _ = (scalar::elements(&raw).count(), scalar::members(&raw).count());
+        let _ = (scalar::elements_from(&raw).count(), scalar::members_from(&raw).count());
+        let _ = (scalar::first(&raw), scalar::text(&raw, &mut |piece| !piece.is_empty()));
     }
 }
 

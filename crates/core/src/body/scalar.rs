@@ -68,11 +68,18 @@ pub fn as_str(raw: &[u8]) -> Option<Cow<'_, str>> {
     text::decode(inner)
 }
 
-/// A string's text, piece by piece and without an allocation, until `each` says false. Says what `each` said
-/// last; true for what is no string. A lone surrogate escape reads as U+FFFD.
+/// The text of the string that `raw` begins with, piece by piece and without an allocation, until `each` says false.
+/// Says what `each` said last; true for what is no string. A lone surrogate escape reads as U+FFFD. What comes
+/// after the string is not looked at.
 pub fn text(raw: &[u8], each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-    let inner = raw.trim_ascii().strip_prefix(b"\"").and_then(|raw| raw.strip_suffix(b"\""));
+    let inner = raw.trim_ascii_start().strip_prefix(b"\"");
     inner.is_none_or(|inner| text::walk(inner, each))
+}
+
+/// The value that `raw` begins with, without what comes after it. Broken text is left as it is.
+pub fn first(raw: &[u8]) -> &[u8] {
+    let mut scan = Scanner::new(raw, usize::MAX);
+    if scan.value().is_ok() { &raw[..scan.at()] } else { raw }
 }
 
 /// How many elements an array has. The array is walked to the end.
@@ -97,6 +104,36 @@ pub fn members(raw: &[u8]) -> impl Iterator<Item = (Cow<'_, str>, &[u8])> {
     std::iter::from_fn(move || {
         let member = items.as_mut()?.member()??;
         Some((text::name(&raw[member.key()], member.escaped)?, &raw[member.value()]))
+    })
+}
+
+/// [`elements`], each as the text from its beginning on. Where one ends is looked for when the next one is asked
+/// for, so whoever stops early has not read what comes after.
+pub fn elements_from(raw: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut items = Items::open(raw, b'[');
+    std::iter::from_fn(move || {
+        let begin = |scan: &mut Scanner<'_>, first: bool| {
+            if !first {
+                scan.value()?;
+            }
+            scan.begin_element(first)
+        };
+        Some(&raw[items.as_mut()?.step(begin)??..])
+    })
+}
+
+/// [`members`] in the same way.
+pub fn members_from(raw: &[u8]) -> impl Iterator<Item = (Cow<'_, str>, &[u8])> {
+    let mut items = Items::open(raw, b'{');
+    std::iter::from_fn(move || {
+        let begin = |scan: &mut Scanner<'_>, first: bool| {
+            if !first {
+                scan.value()?;
+            }
+            scan.begin_member(first)
+        };
+        let member = items.as_mut()?.step(begin)??;
+        Some((text::name(&raw[member.key()], member.escaped)?, &raw[member.value().start..]))
     })
 }
 

@@ -73,17 +73,23 @@ impl<'a> Scanner<'a> {
 
     /// The next member of the object the position is in; `None` behind its closing brace.
     pub fn next_member(&mut self, first: bool) -> Result<Option<Member>, BodyError> {
+        let Some(mut member) = self.begin_member(first)? else { return Ok(None) };
+        self.value()?;
+        member.value_end = self.at as u32;
+        Ok(Some(member))
+    }
+
+    /// The same, up to where its value begins: the value is still to be gone over, and seems to be empty.
+    pub fn begin_member(&mut self, first: bool) -> Result<Option<Member>, BodyError> {
         if !self.more(first, b'}', "expected ',' or '}' after a member")? {
             return Ok(None);
         }
         let (key_start, key_end, escaped) = self.key()?;
         self.space();
-        let value_start = self.at;
-        self.value()?;
         Ok(Some(Member {
             key_start: key_start as u32,
             key_end: key_end as u32,
-            value_start: value_start as u32,
+            value_start: self.at as u32,
             value_end: self.at as u32,
             escaped,
         }))
@@ -91,13 +97,18 @@ impl<'a> Scanner<'a> {
 
     /// The span of the next element of the array the position is in; `None` behind its closing bracket.
     pub fn next_element(&mut self, first: bool) -> Result<Option<&'a [u8]>, BodyError> {
+        let Some(start) = self.begin_element(first)? else { return Ok(None) };
+        self.value()?;
+        Ok(Some(&self.text[start..self.at]))
+    }
+
+    /// Where it begins: it is still to be gone over.
+    pub fn begin_element(&mut self, first: bool) -> Result<Option<usize>, BodyError> {
         if !self.more(first, b']', "expected ',' or ']' after an element")? {
             return Ok(None);
         }
         self.space();
-        let start = self.at;
-        self.value()?;
-        Ok(Some(&self.text[start..self.at]))
+        Ok(Some(self.at))
     }
 
     /// Only blanks may follow.

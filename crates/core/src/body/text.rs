@@ -88,15 +88,33 @@ pub(super) fn decode(raw: &[u8]) -> Option<Cow<'_, str>> {
     if memchr::memchr(b'\\', raw).is_none() { utf8(raw).map(Cow::Borrowed) } else { unescape(raw) }
 }
 
-/// Hands out the text that stands for `raw`, piece by piece, until `each` says false. Says what `each` said last.
-/// Broken escapes end it.
+/// Text that is looked at before it is handed out.
+const STEP: usize = 16 * 1024;
+
+/// Hands out the text that stands for `raw` up to its closing quote, piece by piece, until `each` says false. Says
+/// what `each` said last. Broken escapes end it.
 pub(super) fn walk(raw: &[u8], each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-    (Pieces { rest: raw }).all(|piece| match piece {
-        Piece::Plain(plain) => each(plain),
-        Piece::Char(character) => each(character.encode_utf8(&mut [0; 4]).as_bytes()),
-        Piece::Lone => each("\u{fffd}".as_bytes()),
-        Piece::Bad => true,
-    })
+    let mut pieces = Pieces { rest: raw };
+    loop {
+        let ahead = &pieces.rest[..pieces.rest.len().min(STEP)];
+        let stop = memchr::memchr2(b'\\', b'"', ahead).unwrap_or(ahead.len());
+        if stop > 0 && !each(&ahead[..stop]) {
+            return false;
+        }
+        pieces.rest = &pieces.rest[stop..];
+        let goes_on = match pieces.rest.first() {
+            None | Some(b'"') => return true,
+            Some(b'\\') => match pieces.escape() {
+                Piece::Plain(_) | Piece::Bad => return true,
+                Piece::Char(character) => each(character.encode_utf8(&mut [0; 4]).as_bytes()),
+                Piece::Lone => each("\u{fffd}".as_bytes()),
+            },
+            Some(_) => true,
+        };
+        if !goes_on {
+            return false;
+        }
+    }
 }
 
 /// A member's name, of which it is known whether it has escapes.

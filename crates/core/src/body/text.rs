@@ -89,7 +89,7 @@ pub(super) fn decode(raw: &[u8]) -> Option<Cow<'_, str>> {
 }
 
 /// Text that is looked at before it is handed out.
-const STEP: usize = 16 * 1024;
+const STEP: usize = 4 * 1024;
 
 /// Hands out the text that stands for `raw` up to its closing quote, piece by piece, until `each` says false. Says
 /// what `each` said last. Broken escapes end it.

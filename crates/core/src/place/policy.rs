@@ -6,6 +6,7 @@
 //! Load is what this gateway has in flight. A worker is passed over by every policy of affinity when it has
 //! more than its share ([`super::affinity::gate`]), so that no hot prompt or key can pin it.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -357,13 +358,28 @@ impl Policy {
     ) -> Option<Choice<'a>> {
         let sizes = self.sizes.as_ref().filter(|_| sight.bytes > 0);
         let range = sizes.map_or(0..=candidates.len() - 1, |s| s.range(sight.bytes, candidates.len()));
-        let own = least(candidates.get(range)?.iter().copied(), dice)?;
+        let own = least(ranked(candidates, range).into_iter(), dice)?;
         let gate = affinity::gate(candidates, &self.tuning);
         if f64::from(own.1) > gate {
             return least(candidates.iter().copied(), dice).map(seen);
         }
         Some(seen(own))
     }
+}
+
+/// Those of these ranks by who they are: it does not count in which order they joined.
+fn ranked<'a>(candidates: &[&'a Arc<Seat>], ranks: RangeInclusive<usize>) -> Seats<'a> {
+    let mut all: Seats<'a> = candidates.iter().copied().collect();
+    let (first, last) = (*ranks.start(), (*ranks.end()).min(all.len().saturating_sub(1)));
+    if first > last {
+        return Seats::new();
+    }
+    let who = |seat: &&Arc<Seat>| (seat.point, seat.slot);
+    all.select_nth_unstable_by_key(first, who);
+    if last > first {
+        all[first + 1..].select_nth_unstable_by_key(last - first - 1, who);
+    }
+    all.drain(first..=last).collect()
 }
 
 /// This life of a worker, as the index of prompts knows it.

@@ -10,6 +10,7 @@ mod events;
 mod pairs;
 mod partner;
 mod probes;
+mod props;
 mod spread;
 mod warm;
 mod windows;

@@ -44,7 +44,7 @@ impl Legwise {
             Err(miss) => miss,
         };
         let well: Seats<'_> = fleet.whole().iter().filter(|s| look.fits(s)).collect();
-        let full = full(well.iter().copied(), LegName::Whole, look);
+        let full = full(well.iter().copied(), LegName::Whole, look).filter(|_| !self.whole.takes_names(look));
         match pick(&self.whole, well, look, dice) {
             Some(worker) => Ok(Placement::Whole { worker }),
             None => Err(self.whole_missing(pair, full, look)),
@@ -96,7 +96,7 @@ impl Legwise {
             let seats: Seats<'_> = able.iter().filter(fresh).map(|p| &p.seat).collect();
             let seats = if seats.is_empty() { able.iter().map(|p| &p.seat).collect() } else { seats };
             let Some(prefill) = take(&self.prefill, seats, 1, look, dice) else {
-                return Err(absent(look));
+                return Err(self.absent(look));
             };
             let own = able.iter().find(|p| p.seat.slot == prefill.seat.slot);
             match own.and_then(|own| self.partner(&own.partners, look, dice)) {
@@ -110,31 +110,32 @@ impl Legwise {
         }
     }
 
+    /// Why there is no pair: windows, a leg that is missing, or what keeps the legs apart.
+    fn absent(&self, look: &Look<'_>) -> Miss {
+        let fleet = look.fleet;
+        let able = fleet.prefill().iter().filter(|p| look.fits(&p.seat));
+        let partners = able.flat_map(|p| p.partners.iter()).filter(|s| look.fits(s));
+        let named = self.prefill.takes_names(look) || self.decode.takes_names(look);
+        if let Some(miss) = full(partners, LegName::Decode, look).filter(|_| !named) {
+            return miss;
+        }
+        Miss::Nobody(if fleet.prefill().is_empty() {
+            Fault::NoWorker { leg: LegName::Prefill, registered: false }
+        } else if fleet.decode().is_empty() {
+            Fault::NoWorker { leg: LegName::Decode, registered: false }
+        } else if let Some(detail) = fleet.no_pair() {
+            Fault::NoPair { detail: detail.to_owned() }
+        } else {
+            let prefill_up = fleet.prefill().iter().any(|p| look.fits(&p.seat));
+            let leg = if prefill_up { LegName::Decode } else { LegName::Prefill };
+            Fault::NoWorker { leg, registered: true }
+        })
+    }
+
     /// One of these decodes, by the decode policy.
     pub(super) fn partner(&self, all: &[Arc<Seat>], look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
         pick(&self.decode, all.iter().filter(|s| look.fits(s)).collect(), look, dice)
     }
-}
-
-/// Why there is no pair: windows, a leg that is missing, or what keeps the legs apart.
-fn absent(look: &Look<'_>) -> Miss {
-    let fleet = look.fleet;
-    let able = fleet.prefill().iter().filter(|p| look.fits(&p.seat));
-    let partners = able.flat_map(|p| p.partners.iter()).filter(|s| look.fits(s));
-    if let Some(miss) = full(partners, LegName::Decode, look) {
-        return miss;
-    }
-    Miss::Nobody(if fleet.prefill().is_empty() {
-        Fault::NoWorker { leg: LegName::Prefill, registered: false }
-    } else if fleet.decode().is_empty() {
-        Fault::NoWorker { leg: LegName::Decode, registered: false }
-    } else if let Some(detail) = fleet.no_pair() {
-        Fault::NoPair { detail: detail.to_owned() }
-    } else {
-        let prefill_up = fleet.prefill().iter().any(|p| look.fits(&p.seat));
-        let leg = if prefill_up { LegName::Decode } else { LegName::Prefill };
-        Fault::NoWorker { leg, registered: true }
-    })
 }
 
 /// These could serve, but for their windows. `None` if none of them has one.

@@ -137,6 +137,11 @@ impl Policy {
         self.name
     }
 
+    /// The client has named the worker: that one or nobody, and nobody waits for its room.
+    pub(super) fn takes_names(&self, look: &Look<'_>) -> bool {
+        self.name == PolicyName::ConsistentHashing && look.ask.hints.target.is_some()
+    }
+
     /// The index of prompts, where the policy has one.
     pub fn index(&self) -> Option<&Arc<PrefixIndex>> {
         self.index.as_ref()

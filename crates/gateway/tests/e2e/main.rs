@@ -23,6 +23,7 @@ mod mooncake;
 mod moriio;
 mod odd;
 mod pairing;
+mod policies;
 mod ranks;
 mod relay;
 mod reuse;

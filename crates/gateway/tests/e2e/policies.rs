@@ -158,8 +158,7 @@ async fn bucket_keeps_short_prompts_from_long_ones() {
 /// A worker that is gone keeps no key, and one that comes back is where its keys were.
 #[tokio::test]
 async fn a_session_moves_when_its_worker_fails_and_stays_where_it_moved() {
-    let mut house =
-        house("--policy manual --health-check-interval-secs 1 --health-failure-threshold 1").await;
+    let house = house("--policy manual --health-check-interval-secs 1 --health-failure-threshold 1").await;
     let key = [("x-smg-routing-key", "ann")];
     let ask = Ask::chat("hello there", 2);
     let home = served(&house, &ask, &key).await;

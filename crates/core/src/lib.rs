@@ -22,6 +22,7 @@ pub mod load;
 pub mod merge;
 pub mod place;
 pub mod prefix;
+pub mod preflight;
 pub mod prompt;
 pub mod record;
 pub mod retry;

@@ -26,9 +26,13 @@ use crate::time::Instant;
 use index::{Partners, apart};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// In the byte of a status: the worker is well, and gets no requests until it is let in.
+const HELD: u8 = 0x80;
+
 /// The live state of one worker that outlives a change of its description.
 #[derive(Debug, Default)]
 pub struct Pulse {
+    /// A [`Status`], and perhaps [`HELD`].
     status: AtomicU8,
     /// Nonzero: the breaker is not simply closed and clean, look at it.
     alarm: AtomicU32,
@@ -41,15 +45,36 @@ pub struct Pulse {
 
 impl Pulse {
     pub fn status(&self) -> Status {
-        Status::from_u8(self.status.load(Ordering::Acquire))
+        Status::from_u8(self.status.load(Ordering::Acquire) & !HELD)
     }
 
     /// A worker that was well and is not any more may be another process when it comes back.
     pub fn set_status(&self, status: Status) {
-        let was = Status::from_u8(self.status.swap(status as u8, Ordering::AcqRel));
+        let was = Status::from_u8(self.status.swap(status as u8, Ordering::AcqRel) & !HELD);
         if was == Status::Ready && !matches!(status, Status::Ready | Status::Draining) {
             self.reborn();
         }
+    }
+
+    /// The worker is well, and is held until [`Pulse::let_in`]: in one step, so that no request slips in between.
+    pub fn hold(&self) {
+        self.status.store(Status::Ready as u8 | HELD, Ordering::Release);
+    }
+
+    /// A held worker gets requests from now on. False: it is not held, or not well any more.
+    pub fn let_in(&self) -> bool {
+        let (held, ready) = (Status::Ready as u8 | HELD, Status::Ready as u8);
+        self.status.compare_exchange(held, ready, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// It is well and waits to be let in ([`crate::preflight`]).
+    pub fn is_held(&self) -> bool {
+        self.status.load(Ordering::Acquire) & HELD != 0
+    }
+
+    /// It is well and not held. Its breaker may be open all the same.
+    pub fn in_service(&self) -> bool {
+        self.status.load(Ordering::Acquire) == Status::Ready as u8
     }
 
     /// What the worker remembered of prompts is gone, as far as anybody knows.
@@ -64,8 +89,7 @@ impl Pulse {
 
     /// May a request go to this worker now? Two loads when all is well.
     pub fn available(&self, now: Instant) -> bool {
-        self.status() == Status::Ready
-            && (self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.lets_through(now)))
+        self.in_service() && (self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.lets_through(now)))
     }
 
     /// A request goes to the worker. False: another one took the half-open probe's place first.
@@ -289,9 +313,9 @@ impl Fleet {
         all
     }
 
-    /// Can a request be served now: a pair whose two workers are well, or a whole worker?
+    /// Can a request be served now: a pair whose two workers are in service, or a whole worker?
     pub fn ready(&self) -> bool {
-        let well = |s: &Arc<Seat>| s.pulse.status() == Status::Ready;
+        let well = |s: &Arc<Seat>| s.pulse.in_service();
         self.whole.iter().any(well)
             || self.prefill.iter().any(|p| well(&p.seat) && p.partners.iter().any(well))
     }
@@ -381,5 +405,24 @@ mod tests {
         assert!(!p.available(Instant::ZERO));
         p.readmit();
         assert!(p.available(Instant::ZERO) && p.enter(Instant::ZERO));
+    }
+
+    #[test]
+    fn a_held_worker_is_well_and_not_available_until_it_is_let_in() {
+        let p = Pulse::default();
+        assert!(!p.let_in(), "it is not well");
+        p.hold();
+        assert_eq!((p.status(), p.is_held(), p.in_service()), (Status::Ready, true, false));
+        assert!(!p.available(Instant::ZERO));
+        assert!(p.let_in() && !p.let_in());
+        assert!(p.available(Instant::ZERO) && !p.is_held());
+        p.hold();
+        let life = p.life();
+        p.set_status(Status::NotReady);
+        assert_eq!((p.status(), p.is_held(), p.let_in()), (Status::NotReady, false, false));
+        assert_eq!(p.life(), life + 1, "it may come back as another process");
+        p.hold();
+        p.set_status(Status::Draining);
+        assert!(!p.let_in() && p.status() == Status::Draining);
     }
 }

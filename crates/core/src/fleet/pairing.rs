@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use super::worker::{Engine, Role, Worker};
+use super::worker::{Engine, Worker};
 
 /// `--pd-pairing-mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -168,5 +168,5 @@ pub fn mismatch(mode: PairingMode, a: &Descriptor, b: &Descriptor) -> Option<Mis
 
 /// `pd_pairing` of a worker: only prefill and decode workers have one.
 pub fn pairing_key(w: &Worker) -> Option<String> {
-    matches!(w.role, Role::Prefill | Role::Decode).then(|| Descriptor::of(w).key())
+    w.is_leg().then(|| Descriptor::of(w).key())
 }

@@ -253,6 +253,11 @@ impl Worker {
         Some(u32::from(u16::try_from(window).unwrap_or(u16::MAX)))
     }
 
+    /// It is one leg of a pair, and serves no request alone.
+    pub fn is_leg(&self) -> bool {
+        matches!(self.role, Role::Prefill | Role::Decode)
+    }
+
     pub fn serves(&self, model: Option<&str>) -> bool {
         match model {
             None => true,

@@ -17,6 +17,7 @@ mod moriio;
 mod neuron;
 mod nixl;
 mod passthrough;
+mod proof;
 mod rules;
 mod sglang;
 mod shape;
@@ -26,6 +27,7 @@ mod trt;
 pub use deliver::{Deliver, Reading};
 pub use mint::Mint;
 pub use mooncake::engine_ids;
+pub use proof::{KvCount, Proof, Seen, proof};
 pub use rules::Rules;
 pub use trt::{CTX_DP_RANK, CTX_INFO_ENDPOINT, OPAQUE_STATE, TrtRule};
 

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_core::fleet::{Engine, Role, Status};
+use baton_core::fleet::{Engine, Role};
 use baton_gateway::clock::{self, Clock};
 use baton_gateway::config::Config;
 use baton_gateway::registry::{Registry, Spec};
@@ -202,7 +202,7 @@ fn worker(engine: &EngineHandle) -> Spec {
 /// Waits until the gateway found out what all workers are, and that they are well.
 async fn ready(registry: &Registry, all: usize) -> Result<(), String> {
     let mut changes = registry.changes();
-    let count = || registry.fleet().seats().filter(|seat| seat.pulse.status() == Status::Ready).count();
+    let count = || registry.fleet().seats().filter(|seat| seat.pulse.in_service()).count();
     let waiting = async { while count() < all && changes.changed().await.is_ok() {} };
     let _ = tokio::time::timeout(READY_WAIT, waiting).await;
     match count() {

@@ -13,6 +13,7 @@ pub mod edge;
 pub mod entrance;
 pub mod gateway;
 pub mod lane;
+pub mod preflight;
 pub mod probe;
 pub mod registry;
 pub mod relay;

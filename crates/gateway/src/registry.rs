@@ -17,11 +17,12 @@ mod spec;
 mod tally;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use baton_core::dice::Dice;
-use baton_core::fleet::{Fleet, FleetChange, Status};
+use baton_core::fleet::{Fleet, FleetChange, Seat, Status, Worker};
+use baton_core::preflight::Standing;
 use baton_core::time::Instant;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
@@ -34,6 +35,7 @@ pub use tally::Tally;
 pub use crate::probe::Model;
 
 use crate::clock::Clock;
+use crate::preflight::Desk;
 use crate::probe::{self, Facts};
 use book::Book;
 
@@ -51,6 +53,8 @@ struct Inner {
     settings: Settings,
     jobs: Semaphore,
     tally: Tally,
+    /// Who may be held before it serves. Unset: nobody.
+    preflight: OnceLock<Arc<Desk>>,
     draining: AtomicBool,
 }
 
@@ -63,9 +67,15 @@ impl Registry {
             changes: watch::Sender::new(0),
             jobs: Semaphore::new(settings.jobs_at_once.clamp(1, Semaphore::MAX_PERMITS)),
             tally: Tally::default(),
+            preflight: OnceLock::new(),
             draining: AtomicBool::new(false),
             settings,
         }))
+    }
+
+    /// From now on workers that become ready are held where this desk wants it. Whoever calls works at it.
+    pub(crate) fn attend(&self, desk: Arc<Desk>) {
+        let _ = self.0.preflight.set(desk);
     }
 
     /// Lets the configured workers join, and probes them and all later ones from tasks on this runtime.
@@ -187,7 +197,19 @@ impl Registry {
     pub fn list(&self) -> Vec<Listed> {
         let book = self.book();
         let fleet = self.load_full();
-        book.list(&fleet)
+        let mut list = book.list(&fleet);
+        drop(book);
+        if let Some(desk) = self.0.preflight.get() {
+            list.iter_mut().for_each(|listed| listed.standing = desk.standing(listed.seat.slot));
+        }
+        list
+    }
+
+    /// What the pre-flight knows of each worker that is ready.
+    pub fn standings(&self) -> Vec<(Arc<Seat>, Standing)> {
+        let Some(desk) = self.0.preflight.get() else { return Vec::new() };
+        let fleet = self.load_full();
+        fleet.seats().filter_map(|seat| Some((seat.clone(), desk.standing(seat.slot)?))).collect()
     }
 
     /// The data path could not connect to this worker, or lost it: look at it soon. Cheap, and heeded at
@@ -278,9 +300,11 @@ impl Registry {
         }
     }
 
-    /// A worker's new status. One that is draining stays so.
+    /// A worker's new status. One that is draining stays so, one that becomes ready may be held.
     pub(crate) fn mark(&self, slot: u32, status: Status) {
-        let changed = self.book().mark(slot, status);
+        let desk = self.0.preflight.get().filter(|_| !self.is_draining());
+        let holds = |worker: &Worker| desk.is_some_and(|desk| desk.holds(worker));
+        let changed = self.book().mark(slot, status, holds);
         if let Some((id, was)) = changed {
             tracing::info!(worker = id, from = was.as_str(), to = status.as_str(), "worker status");
             self.bump();
@@ -307,6 +331,11 @@ impl Registry {
 impl Registry {
     fn book(&self) -> MutexGuard<'_, Book> {
         self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something changed that others than the registry decide.
+    pub(crate) fn changed(&self) {
+        self.bump();
     }
 
     fn bump(&self) {

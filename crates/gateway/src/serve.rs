@@ -12,6 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use baton_core::dice::Dice;
+use baton_core::preflight::{Board, State};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
@@ -22,6 +24,7 @@ use crate::edge;
 use crate::entrance::Entrance;
 use crate::gateway::{Gateway, admission_rule};
 use crate::lane::Lane;
+use crate::preflight;
 use crate::probe::{self, GaugeRule};
 use crate::registry::{self, Registry};
 use crate::telemetry::log::Drops;
@@ -51,6 +54,8 @@ pub struct Running {
     metrics: tokio::task::JoinHandle<()>,
     /// Asks workers for their load.
     gauges: tokio::task::JoinHandle<()>,
+    /// The pre-flight's board and the task that works at it.
+    preflight: Option<(Arc<preflight::Desk>, tokio::task::JoinHandle<()>)>,
     lanes: Vec<(Arc<Lane>, JoinHandle<()>)>,
 }
 
@@ -66,6 +71,8 @@ enum Stop {
 const LINGER: Duration = Duration::from_secs(5);
 /// At most so long the last errors may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// At most so long trials may take to end: one that is cut off between its legs leaves KV to the engine's lease.
+const LAST_TRIALS: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(10);
 
 type Handover = (std::net::TcpStream, Option<edge::tls::Acceptor>);
@@ -95,6 +102,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let setup = setup(&config, &registry, &entrance, &house, log_drops);
     let telemetry = Arc::new(Telemetry::new(setup).map_err(|e| StartError(e.to_string()))?);
     let gateway = Arc::new(Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock));
+    let preflight = attend(&config, &gateway, seed);
     registry.start();
     let gauges = tokio::spawn(probe::gauges::run(registry, GaugeRule::of(&config), seed));
     let metrics = tokio::spawn(telemetry::serve(metrics, telemetry));
@@ -108,7 +116,35 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    Ok(Running { address, metrics_address, health_address, gateway, stop, acceptor, metrics, gauges, lanes })
+    Ok(Running {
+        address,
+        metrics_address,
+        health_address,
+        gateway,
+        stop,
+        acceptor,
+        metrics,
+        gauges,
+        preflight,
+        lanes,
+    })
+}
+
+/// Begins the pre-flight, unless it is switched off.
+fn attend(
+    config: &Config,
+    gateway: &Arc<Gateway>,
+    seed: u64,
+) -> Option<(Arc<preflight::Desk>, tokio::task::JoinHandle<()>)> {
+    if !config.workers.preflight {
+        return None;
+    }
+    let board = Board::new(config.workers.preflight_hold, gateway.rules.handoff.clone());
+    let desk = Arc::new(preflight::Desk::new(board));
+    gateway.registry.attend(desk.clone());
+    // Another sequence than any lane's.
+    let task = tokio::spawn(preflight::run(gateway.clone(), desk.clone(), Dice::new(!seed)));
+    Some((desk, task))
 }
 
 /// The lanes, once they run.
@@ -129,6 +165,7 @@ fn setup(
         connections: house.get().map_or(0, |lanes| lanes.iter().map(|l| l.open()).sum()),
         checks: checked.tally().all().to_vec(),
         looks: checked.tally().looks(),
+        preflight: standings(&checked),
     };
     Setup {
         duration_buckets: config.metrics.duration_buckets_secs.clone(),
@@ -141,6 +178,19 @@ fn setup(
         live: Box::new(live),
         log_drops,
     }
+}
+
+/// The words for what the pre-flight knows, for the metrics.
+fn standings(registry: &Registry) -> Vec<(String, &'static str)> {
+    let mut all = Vec::new();
+    for (seat, standing) in registry.standings() {
+        let url = &seat.worker.url;
+        let degraded = State::Degraded.as_str();
+        let also = standing.degraded_with.is_some() && standing.state != State::Degraded;
+        all.extend(also.then(|| (url.clone(), degraded)));
+        all.push((url.clone(), standing.state.as_str()));
+    }
+    all
 }
 
 impl Running {
@@ -166,9 +216,14 @@ impl Running {
     /// Ends at once: what runs gets its error.
     pub async fn end(self) {
         self.gateway.drain();
+        self.gateway.registry.drain();
         self.stop.send_replace(Stop::Gently);
         self.lanes.iter().for_each(|(lane, _)| lane.stop());
         let _ = tokio::time::timeout(LAST_WORDS, self.quiet()).await;
+        if let Some((desk, task)) = &self.preflight {
+            let _ = tokio::time::timeout(LAST_TRIALS, idle(desk)).await;
+            task.abort();
+        }
         self.stop.send_replace(Stop::Now);
         self.gateway.registry.shutdown();
         self.acceptor.abort();
@@ -189,6 +244,12 @@ impl Running {
             }
             tokio::time::sleep(LOOK).await;
         }
+    }
+}
+
+async fn idle(desk: &preflight::Desk) {
+    while !desk.is_idle() {
+        tokio::time::sleep(LOOK).await;
     }
 }
 

@@ -123,6 +123,30 @@ async fn hand_off_parameters_vanish_or_break() {
 }
 
 #[tokio::test]
+async fn a_decode_computes_what_it_was_handed_and_its_counters_say_so() {
+    let fleet = Fleet::start(FleetSpec::pairs(Dialect::Vllm, 1, 1)).await.unwrap();
+    let (p, d) = (&fleet.prefill()[0], &fleet.decode()[0]);
+    let right = vllm_pair(p, d, PATH, &body()).await;
+    let moved = d.stats().tokens;
+    assert!(moved.transferred > 0 && moved.computed == 0, "{moved:?}");
+    d.fault(Fault { place: Where::Decode, ..Fault::new(FaultKind::Recompute) }).await.unwrap();
+    let other = with(
+        &body(),
+        json!({"prompt": "quite another prompt, of more than one block of sixteen tokens, which \
+        no cache has seen before and which is long enough to be worth handing over"}),
+    );
+    assert_eq!(vllm_pair(p, d, PATH, &other).await.status, 200);
+    let still = d.stats().tokens;
+    assert!(still.transferred == moved.transferred && still.computed > 0, "{still:?}");
+    let page = common::get(d, "/metrics").await.body;
+    let count = format!("source=\"external_kv_transfer\"}} {:?}\n", moved.transferred as f64);
+    assert!(page.contains(&count), "{count} in {page}");
+    let stats = fleet.settle_when(Duration::from_secs(5), Stats::all_free).await;
+    assert!(stats.all_free() && stats.handoffs.expired == 0, "the prefill was told: {stats:?}");
+    assert_eq!(right.status, 200);
+}
+
+#[tokio::test]
 async fn armed_faults_and_health() {
     let (fleet, engine) = whole().await;
     engine.fault(Fault { times: 2, ..Fault::new(FaultKind::Status) }).await.unwrap();

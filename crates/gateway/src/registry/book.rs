@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use baton_core::fleet::{Fleet, FleetChange, Seat, Secret, Status};
+use baton_core::fleet::{Fleet, FleetChange, Seat, Secret, Status, Worker};
+use baton_core::preflight::Standing;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -76,6 +77,8 @@ pub struct Listed {
     pub job: Option<Job>,
     /// Times that a health check closed the worker's breaker.
     pub readmissions: u64,
+    /// What the pre-flight knows of it.
+    pub standing: Option<Standing>,
 }
 
 /// A worker as its probe sees it.
@@ -281,6 +284,7 @@ impl Book {
                 seat: fleet.seat(*slot)?.clone(),
                 job: e.job.clone(),
                 readmissions: e.readmissions.load(Ordering::Relaxed),
+                standing: None,
             })
         };
         self.entries.iter().filter_map(show).collect()
@@ -334,12 +338,21 @@ impl Book {
         self.described(slot, revision, facts)
     }
 
-    /// Gives the worker's id and its status before, if that changes.
-    pub fn mark(&mut self, slot: u32, status: Status) -> Option<(String, Status)> {
+    /// Gives the worker's id and its status before, if that changes. One that `holds` wants is held when it becomes
+    /// ready, unless nobody asks it how it is.
+    pub fn mark(
+        &mut self,
+        slot: u32,
+        status: Status,
+        holds: impl FnOnce(&Worker) -> bool,
+    ) -> Option<(String, Status)> {
         let entry = self.entries.get(&slot).filter(|e| !e.draining)?;
-        let was = entry.seat.pulse.status();
+        let (pulse, was) = (&entry.seat.pulse, entry.seat.pulse.status());
         (was != status).then(|| {
-            entry.seat.pulse.set_status(status);
+            match status == Status::Ready && holds(&entry.seat.worker) {
+                true => pulse.hold(),
+                false => pulse.set_status(status),
+            }
             (entry.id.clone(), was)
         })
     }

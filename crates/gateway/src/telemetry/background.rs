@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_core::abort::{Asked, Class, Why};
 use baton_core::exchange::Fate;
+use baton_core::preflight::State;
 
 use super::families::Recorded;
 use super::family::Count;
@@ -55,6 +56,9 @@ struct Counts {
 
 impl Background {
     pub(super) fn new(all: &Arc<Recorded>) -> Background {
+        for state in State::ALL.into_iter().filter(|state| *state != State::Waiting) {
+            all.preflight_trials.of([state.as_str()]);
+        }
         Background(Arc::new(Counts {
             issued: all.handoffs_issued.of([]),
             handoffs: Fate::ALL.map(|fate| all.handoffs_ended.of([fate.as_str()])),
@@ -93,6 +97,11 @@ impl Background {
     pub fn handoffs_out(&self) -> u64 {
         let ended: u64 = self.0.handoffs.iter().map(Count::get).sum();
         self.0.issued.get().saturating_sub(ended)
+    }
+
+    /// A trial of the pre-flight ended so.
+    pub fn tried(&self, result: &str) {
+        self.0.all.preflight_trials.of([result]).one();
     }
 
     /// An engine was asked by name to drop a request, or not.

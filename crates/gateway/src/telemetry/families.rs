@@ -97,6 +97,8 @@ recorded! {
     detached_ended: Counters "baton_detached_legs_ended_total" [result], "legs", Baton;
     /// Throw-away decodes that freed handed-over KV, by how they ended.
     releases: Counters "baton_releases_total" [result], "legs", Baton;
+    /// Tiny requests that were sent through a pair before it served, by what they showed: proved that KV moves, answered, degraded, failed, unchecked.
+    preflight_trials: Counters "baton_preflight_trials_total" [result], "trials", Baton;
 }
 
 scraped! {
@@ -130,6 +132,10 @@ scraped! {
 
     /// Times that the worker's breaker changed its state.
     cb_transitions: Totals "baton_worker_cb_transitions_total" [worker], "changes", Baton;
+    /// 1: what the pre-flight knows of a ready leg: waiting, proved, answered, degraded, failed, unchecked. A worker may be degraded with one partner and proved with another.
+    preflight: Gauges "baton_worker_preflight" [worker, state], "", Baton;
+    /// Workers that are well and held until their pre-flight has ended.
+    held: Gauges "baton_workers_held" [], "workers", Baton;
     /// Legs that are read on in the background now.
     detached: Gauges "baton_detached_legs" [], "legs", Baton;
     /// Hand-offs issued that have not ended; 0 at rest.

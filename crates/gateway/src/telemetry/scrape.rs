@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use baton_core::breaker::Breaker;
-use baton_core::fleet::{Engine, Fleet, Role, Seat, Status};
+use baton_core::fleet::{Engine, Fleet, Role, Seat};
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
@@ -28,6 +28,8 @@ pub struct Live {
     pub checks: Vec<(Role, u64, u64)>,
     /// Looks at workers' metrics so far: those that told something, and the others.
     pub looks: (u64, u64),
+    /// What the pre-flight knows of workers: their URL and its word for it.
+    pub preflight: Vec<(String, &'static str)>,
 }
 
 impl Live {
@@ -40,6 +42,9 @@ impl Live {
         for (role, good, bad) in &self.checks {
             scraped.health_checks.add([role.as_str(), "success"], *good);
             scraped.health_checks.add([role.as_str(), "failure"], *bad);
+        }
+        for (worker, state) in &self.preflight {
+            scraped.preflight.set([worker, state], 1.0);
         }
     }
 }
@@ -61,6 +66,7 @@ pub fn read(fleet: &Fleet, scraped: &Scraped) {
         scraped.pool_size.set(pool, f64::from(size));
     }
     scraped.ready.set([], f64::from(u8::from(fleet.ready())));
+    scraped.held.set([], fleet.seats().filter(|seat| seat.pulse.is_held()).count() as f64);
     scraped.pairs.set([], fleet.prefill().iter().map(|p| p.partners.len()).sum::<usize>() as f64);
     scraped.build.set([env!("CARGO_PKG_VERSION")], 1.0);
 }
@@ -70,7 +76,7 @@ fn read_engine(url: &str, ranks: &[&Seat], scraped: &Scraped) {
     let breakers: Vec<Breaker> = ranks.iter().map(|seat| seat.pulse.breaker()).collect();
     let worst = |of: fn(&Breaker) -> u32| f64::from(breakers.iter().map(of).max().unwrap_or(0));
     let active: f64 = ranks.iter().map(|seat| f64::from(seat.load.in_flight())).sum();
-    let well = ranks.iter().all(|seat| seat.pulse.status() == Status::Ready);
+    let well = ranks.iter().all(|seat| seat.pulse.in_service());
     scraped.requests_active.set([url], active);
     if ranks.iter().any(|seat| seat.worker.role == Role::Decode) {
         let window: u32 = ranks.iter().filter_map(|seat| seat.window).sum();

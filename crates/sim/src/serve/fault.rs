@@ -47,6 +47,9 @@ pub enum Kind {
     Stall,
     /// Answers without hand-off parameters; nothing is pinned.
     NullParams,
+    /// Ignores the hand-off and computes the prompt here, as an engine does whose connector is not set up. A NIXL prefill
+    /// side is told that its blocks are not wanted.
+    Recompute,
     /// Answers with broken hand-off parameters (`text`, or a default); the blocks stay pinned.
     GarbageParams,
     /// Answers something that is not JSON.

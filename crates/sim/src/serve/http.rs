@@ -245,9 +245,12 @@ impl Call<'_> {
                 )
             }
         };
-        if fault.is_some_and(|fault| fault.kind == Kind::NullParams) {
+        if fault.is_some_and(|fault| matches!(fault.kind, Kind::NullParams | Kind::Recompute)) {
             for ask in &mut asks {
-                ask.part = Part::Local;
+                let part = std::mem::replace(&mut ask.part, Part::Local);
+                if let (Part::Pull(remote), Some(Kind::Recompute)) = (part, fault.map(|fault| fault.kind)) {
+                    self.node.release(&remote);
+                }
             }
         }
         if self.node.look(|engine| engine.queued() + asks.len() > spec.max_waiting) {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::engine::Engine;
-use crate::engine::spec::{Dialect, Role};
+use crate::engine::spec::{Connector, Dialect, Role};
 use crate::engine::stats::Histogram;
 use crate::serve::node::Node;
 use crate::serve::server::Server;
@@ -120,7 +120,7 @@ fn vllm(engine: &Engine) -> String {
     page.histogram("vllm:request_queue_time_seconds", &counters.queue);
     page.histogram("vllm:request_prefill_time_seconds", &counters.prefill);
     page.histogram("vllm:request_decode_time_seconds", &counters.decode);
-    if spec.role != Role::Whole {
+    if spec.role != Role::Whole && spec.connector == Connector::Nixl {
         page.histogram("vllm:nixl_xfer_time_seconds", &counters.transfer);
         page.histogram("vllm:nixl_post_time_seconds", &counters.transfer);
         page.histogram("vllm:nixl_bytes_transferred", &counters.bytes);

@@ -23,6 +23,10 @@ group! {
         enable_igw: bool = false, SWITCH, "enable-igw";
         /// How strictly two legs must share a KV transfer protocol.
         pairing_mode: PairingMode = PairingMode::Lenient, one_of("MODE"), "pd-pairing-mode";
+        /// Send one tiny request through a pair before it serves, to see that KV moves.
+        preflight: bool = true, SWITCH, "pd-preflight";
+        /// Longest time a worker waits for that before it serves all the same; 0 holds nobody back.
+        preflight_hold: Duration = Duration::from_secs(30), SECS_OR_ZERO, "pd-preflight-hold-secs";
         /// Extra name for a served model, as alias=model. Repeat for each.
         model_alias: Vec<(String, String)> = Vec::new(), PAIRS, "model-alias",
             NOTE.later("model aliases");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use baton_core::fleet::{Role, Status, pairing_key};
+use baton_core::preflight::Standing;
 use serde::Serialize;
 
 use super::Reply;
@@ -34,7 +35,20 @@ struct Shown<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pd_pairing: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pd_preflight: Option<Preflight<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     job_status: Option<JobStatus<'a>>,
+}
+
+#[derive(Serialize)]
+struct Preflight<'a> {
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partner: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    degraded_with: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -136,7 +150,9 @@ fn reply(shown: &impl Serialize) -> Reply {
 
 fn shown(w: &Listed) -> Shown<'_> {
     let worker = &w.seat.worker;
-    let status = w.seat.pulse.status();
+    let pulse = &w.seat.pulse;
+    // One that is held takes no requests yet, which is what SMG's tools want to know.
+    let status = if pulse.is_held() { Status::Pending } else { pulse.status() };
     let models = w.spec.models(w.facts.as_deref());
     let tokenizer_path = worker.label("tokenizer_path");
     Shown {
@@ -164,7 +180,17 @@ fn shown(w: &Listed) -> Shown<'_> {
         load: w.seat.load.in_flight(),
         http2: false,
         pd_pairing: pairing_key(worker),
+        pd_preflight: w.standing.as_ref().map(preflight),
         job_status: w.job.as_ref().map(|job| job_status(job, &worker.url)),
+    }
+}
+
+fn preflight(standing: &Standing) -> Preflight<'_> {
+    Preflight {
+        state: standing.state.as_str(),
+        partner: standing.partner.as_deref(),
+        why: standing.why.as_deref(),
+        degraded_with: standing.degraded_with.as_deref(),
     }
 }
 

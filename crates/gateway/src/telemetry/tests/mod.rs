@@ -37,6 +37,7 @@ impl Stand {
                 connections: 7,
                 checks: vec![(Role::Decode, 9, 1)],
                 looks: (7, 2),
+                preflight: vec![("http://d1".to_owned(), "proved")],
             }),
             log_drops: log::Drops::idle("stdout"),
         });

@@ -27,11 +27,13 @@ const GAUGES: [&str; 6] = [
 ];
 
 /// Settings that make tests quick, where a test does not say otherwise.
-const QUICK: [(&str, &str); 4] = [
+const QUICK: [(&str, &str); 5] = [
     ("--runtime-worker-threads", "1"),
     ("--retry-initial-backoff-ms", "1"),
     ("--retry-max-backoff-ms", "5"),
     ("--decode-abort-retry-delay-secs", "0.01"),
+    // Tests count what their engines are sent. Those of the pre-flight switch it on.
+    ("--pd-preflight", "false"),
 ];
 
 /// A fault of the simulated engines, once, on whichever leg.

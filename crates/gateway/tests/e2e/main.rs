@@ -24,6 +24,7 @@ mod moriio;
 mod odd;
 mod pairing;
 mod policies;
+mod preflight;
 mod ranks;
 mod relay;
 mod reuse;

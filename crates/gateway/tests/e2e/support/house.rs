@@ -27,13 +27,11 @@ const GAUGES: [&str; 6] = [
 ];
 
 /// Settings that make tests quick, where a test does not say otherwise.
-const QUICK: [(&str, &str); 5] = [
+const QUICK: [(&str, &str); 4] = [
     ("--runtime-worker-threads", "1"),
     ("--retry-initial-backoff-ms", "1"),
     ("--retry-max-backoff-ms", "5"),
     ("--decode-abort-retry-delay-secs", "0.01"),
-    // Tests count what their engines are sent. Those of the pre-flight switch it on.
-    ("--pd-preflight", "false"),
 ];
 
 /// A fault of the simulated engines, once, on whichever leg.
@@ -53,6 +51,7 @@ pub struct Plan {
     tapped: bool,
     health_port: bool,
     change: Box<dyn FnMut(&mut Spec) + Send>,
+    join: bool,
     wait: bool,
 }
 
@@ -64,6 +63,7 @@ impl Plan {
             tapped: false,
             health_port: false,
             change: Box::new(|_| {}),
+            join: true,
             wait: true,
         }
     }
@@ -117,6 +117,12 @@ impl Plan {
         self
     }
 
+    /// Registers no worker: see [`House::join`].
+    pub fn empty(mut self) -> Plan {
+        (self.join, self.wait) = (false, false);
+        self
+    }
+
     pub async fn open(mut self) -> House {
         let fleet = Fleet::start(self.engines.clone()).await.unwrap();
         let mut taps = Vec::new();
@@ -136,7 +142,8 @@ impl Plan {
             after: true,
             closed: false,
         };
-        for at in 0..house.fleet.engines().len() {
+        let joining = if self.join { house.fleet.engines().len() } else { 0 };
+        for at in 0..joining {
             let mut spec = house.spec(at);
             (self.change)(&mut spec);
             house.gateway().registry.add(spec).unwrap();
@@ -152,6 +159,10 @@ impl Plan {
         let mut args = self.args.clone();
         for (flag, quick) in QUICK.iter().filter(|(flag, _)| !self.args.iter().any(|a| a == flag)) {
             args.extend([(*flag).to_owned(), (*quick).to_owned()]);
+        }
+        // Tests count what their engines are sent. Those of the pre-flight switch it on.
+        if !self.args.iter().any(|a| a == "--pd-preflight" || a.starts_with("--pd-preflight=")) {
+            args.push("--pd-preflight=false".to_owned());
         }
         let mut config = Config::load(args.into_iter().map(OsString::from), &|_| None).unwrap().config;
         let home = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -227,6 +238,12 @@ impl House {
         spec
     }
 
+    /// Registers an engine.
+    pub fn join(&mut self, at: usize) {
+        self.gateway().registry.add(self.spec(at)).unwrap();
+        self.note_seats();
+    }
+
     /// Where the gateway reaches the engine.
     pub fn url(&self, at: usize) -> String {
         match self.taps.get(at) {
@@ -242,10 +259,8 @@ impl House {
     /// Waits until every worker is ready.
     pub async fn ready(&mut self) {
         let gateway = self.gateway().clone();
-        until("all workers are ready", || {
-            gateway.registry.load_full().seats().all(|s| s.pulse.status() == Status::Ready)
-        })
-        .await;
+        until("all workers are ready", || gateway.registry.load_full().seats().all(|s| s.pulse.in_service()))
+            .await;
         self.note_seats();
     }
 

@@ -157,11 +157,13 @@ async fn show(args: &DemoArgs, engines: &Engines, running: &Running) -> Result<(
         &format!("{all} workers, after {} ms", say::millis(clock.now().since(Default::default()))),
     );
 
+    // The pre-flight has sent its own requests.
+    let before = engines.settle().await?;
     let chat = Chat::example(&engines.model());
     say::sending(&chat);
     let told = tokio::time::timeout(CHAT_WAIT, chat.send(running.address, clock)).await;
     let told = told.map_err(|_| format!("no complete answer within {} s", CHAT_WAIT.as_secs()))??;
-    let numbers = engines.settle().await?;
+    let numbers = engines.settle().await?.into_iter().map(|n| n.since(&before)).collect::<Vec<_>>();
     let url = |id: &Option<String>| {
         let listed = registry.list().into_iter().find(|w| Some(&w.id) == id.as_ref());
         listed.map(|w| w.spec.url.clone())

@@ -19,6 +19,26 @@ pub struct Numbers {
     pub stats: Stats,
 }
 
+impl Numbers {
+    /// What was counted from `before` to these: what is held and under way is as it is now.
+    pub fn since(mut self, before: &[Numbers]) -> Numbers {
+        let Some(was) = before.iter().find(|n| n.url == self.url).map(|n| &n.stats) else { return self };
+        let (handoffs, tokens) = (&mut self.stats.handoffs, &mut self.stats.tokens);
+        for (now, was) in [
+            (&mut handoffs.made, was.handoffs.made),
+            (&mut handoffs.right, was.handoffs.right),
+            (&mut handoffs.wrong, was.handoffs.wrong),
+            (&mut handoffs.failed, was.handoffs.failed),
+            (&mut tokens.computed, was.tokens.computed),
+            (&mut tokens.transferred, was.tokens.transferred),
+            (&mut tokens.generated, was.tokens.generated),
+        ] {
+            *now = now.saturating_sub(was);
+        }
+        self
+    }
+}
+
 type Started = Result<Vec<EngineHandle>, String>;
 
 impl Engines {

@@ -1,6 +1,6 @@
 //! Did the KV move? The engines' counters say so, or nobody does.
 //!
-//! The fleet is fresh and has served one request, so its counters are that request's.
+//! The fleet serves one request, so what it has counted since that was sent is that request's.
 
 use baton_sim::Stats;
 

@@ -94,6 +94,28 @@ async fn every_kind_of_engine_is_tried_before_it_serves() {
 }
 
 #[tokio::test]
+async fn legs_at_once_and_ranks_are_tried_as_they_serve() {
+    let at_once = plan(Kind::MoriioWrite, 1, 1)
+        .registered(|spec| drop(spec.labels.insert("moriio_write_dispatch".into(), "concurrent".into())));
+    let house = at_once.open().await;
+    assert_eq!(state(&house, DECODE).await, "proved");
+    house.close().await;
+
+    // Each rank is a worker, and is tried as one.
+    let ranks = plan(Kind::Sglang, 1, 1).args("--dp-aware").engines(|spec| spec.dp_size = 2);
+    let house = ranks.open().await;
+    until("all ranks are in service", || {
+        let fleet = house.gateway().registry.load_full();
+        fleet.len() == 4 && fleet.seats().all(|seat| seat.pulse.in_service())
+    })
+    .await;
+    let list = Reply::get(house.address, "/workers").await.json();
+    let states = list["workers"].as_array().unwrap().iter().map(|w| &w["pd_preflight"]["state"]);
+    assert!(states.clone().all(|state| state == "proved"), "{:?}", states.collect::<Vec<_>>());
+    house.close().await;
+}
+
+#[tokio::test]
 async fn a_pair_that_answers_without_moving_kv_is_shown_as_degraded() {
     let lost = "the prefill returned no kv_transfer_params";
     let still = "the decode counts no KV from the prefill: it computed the prompt itself";

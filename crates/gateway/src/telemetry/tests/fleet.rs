@@ -44,6 +44,11 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_handoffs_issued_total 0
         baton_handoffs_outstanding 0
         baton_pairs 3
+        baton_preflight_trials_total{result="answered"} 0
+        baton_preflight_trials_total{result="degraded"} 0
+        baton_preflight_trials_total{result="failed"} 0
+        baton_preflight_trials_total{result="proved"} 0
+        baton_preflight_trials_total{result="unchecked"} 0
         baton_ready 1
         baton_releases_total{result="done"} 0
         baton_releases_total{result="dropped"} 0
@@ -64,6 +69,8 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_worker_cb_transitions_total{worker="http://h:9"} 0
         baton_worker_metrics_looks_total{result="failure"} 2
         baton_worker_metrics_looks_total{result="success"} 7
+        baton_worker_preflight{state="proved",worker="http://d1"} 1
+        baton_workers_held 0
         smg_worker_health{worker="http://h:1"} 1
         smg_worker_health{worker="http://h:2"} 1
         smg_worker_health{worker="http://h:9"} 0

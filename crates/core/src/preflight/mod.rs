@@ -7,7 +7,7 @@
 //! is no reason to refuse a fleet's only pair.
 //!
 //! The [`Board`] decides who is tried with whom and when, who is let in, and what is shown of each worker. It does not
-//! know how a trial is carried out. What the request says and what its end means is in [`request`] and [`Outcome`].
+//! know how a trial is carried out. What the request says and what its end means is in [`request()`] and [`Outcome`].
 
 mod board;
 mod ready;

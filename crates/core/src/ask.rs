@@ -9,6 +9,7 @@
 use crate::body::{Edit, Envelope, scalar};
 use crate::fault::{Fault, Shape};
 use crate::prompt::Prompt;
+use crate::wishes::Wishes;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The APIs whose requests go to workers.
@@ -130,6 +131,10 @@ pub struct Ask {
     pub size: usize,
     pub prompt: Prompt,
     pub hints: Hints,
+    /// What the client asks of routing in AIBrix's headers. `None`: nothing.
+    pub wishes: Option<Box<Wishes>>,
+    /// Tokens of the prompt, where somebody counted them.
+    pub prompt_tokens: Option<u64>,
 }
 
 /// What the client says about where its request should go. Keys are kept as hashes.
@@ -247,6 +252,8 @@ impl Ask {
             size: body.len(),
             prompt: Prompt::of(api, body.clone()),
             hints: Hints::default(),
+            wishes: None,
+            prompt_tokens: None,
         };
         let mut seen = Seen::default();
         for (key, value) in body.members() {

@@ -102,6 +102,14 @@ pub enum Fault {
     NoPair {
         detail: String,
     },
+    /// A strategy of AIBrix's was asked for by a name that none has.
+    UnknownStrategy {
+        name: String,
+    },
+    /// A strategy of AIBrix's finds nobody. The reason is in the words of its page or its source.
+    Unroutable {
+        reason: String,
+    },
     /// The running windows of all workers that could serve were full for as long as the request could wait.
     Shed {
         leg: LegName,
@@ -281,6 +289,8 @@ impl Fault {
             Fault::Draining => "draining",
             Fault::NoWorker { .. } => "no_available_workers",
             Fault::NoPair { .. } => "no_compatible_pd_pair",
+            Fault::UnknownStrategy { .. } => "incorrect_routing_strategy",
+            Fault::Unroutable { .. } => "service_unavailable",
             Fault::Shed { .. } => "worker_overload_protection_shed",
             Fault::Refused { leg, refusal } => refused_code(*leg, refusal),
             Fault::Unreachable { leg, .. } => match leg {
@@ -322,6 +332,7 @@ impl Fault {
             | Fault::MoriioFanout
             | Fault::MoriioRequestId
             | Fault::ZeroTokens
+            | Fault::UnknownStrategy { .. }
             | Fault::BodyBroken => 400,
             Fault::Unauthorized { .. } => 401,
             Fault::UnknownUrl { .. } | Fault::ModelNotFound { .. } => 404,
@@ -337,6 +348,7 @@ impl Fault {
             | Fault::Draining
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
+            | Fault::Unroutable { .. }
             | Fault::Shed { .. }
             | Fault::TrtContext
             | Fault::MoriioPair { .. } => 503,
@@ -345,7 +357,8 @@ impl Fault {
         }
     }
 
-    /// A failed prefill leg, or a decode that fell silent, whatever the engine (AIBrix page).
+    /// A failed prefill leg, a decode that fell silent, or a strategy that finds nobody, whatever the engine
+    /// (AIBrix page).
     fn flag(&self) -> Option<(&'static str, &'static str)> {
         match self {
             Fault::DecodeSilent { leg: LegName::Decode, .. } => Some(("x-error-pd-decode", "true")),
@@ -354,6 +367,7 @@ impl Fault {
             | Fault::Broken { leg: LegName::Prefill, .. }
             | Fault::Deadline { leg: LegName::Prefill, .. }
             | Fault::MoriioHandoff { .. } => Some(("x-error-pd-prefill", "true")),
+            Fault::UnknownStrategy { .. } | Fault::Unroutable { .. } => Some(("x-error-routing", "true")),
             _ => None,
         }
     }
@@ -388,7 +402,9 @@ impl Fault {
             Fault::QueueFull { retry_after_s } | Fault::QueueTimeout { retry_after_s } => {
                 a.retry_after = Some(retry_after_s.to_string());
             }
-            Fault::NoWorker { .. } | Fault::Draining => a.retry_after = Some("1".to_owned()),
+            Fault::NoWorker { .. } | Fault::Unroutable { .. } | Fault::Draining => {
+                a.retry_after = Some("1".to_owned())
+            }
             // SMG 1.13: the interval at which it looks at loads.
             Fault::Shed { .. } => a.retry_after = Some("10".to_owned()),
             Fault::Refused { refusal, .. } => {

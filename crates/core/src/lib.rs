@@ -30,4 +30,5 @@ pub mod size;
 pub mod sse;
 pub mod time;
 pub mod watchdog;
+pub mod wishes;
 pub mod zmtp;

@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use baton_core::abort::AbortRule;
 use baton_core::admission::AdmissionRule;
 use baton_core::body::BodyLimits;
 use baton_core::breaker::BreakerRule;
 use baton_core::handoff;
-use baton_core::limits::{ExchangeLimits, Terms};
-use baton_core::place::{Assignment, Legwise, Policy, PolicyName, Strategy, Tuning};
+use baton_core::limits::ExchangeLimits;
+use baton_core::place::cascade::knobs::Knobs;
+use baton_core::place::{Assignment, Cascade, Legwise, Policy, PolicyName, Strategies, Strategy, Tuning};
 use baton_core::retry::{Budget, BudgetRule, RetryRule};
 use baton_core::size::Measure;
-use baton_core::watchdog::Watchdog;
 use http::{HeaderName, HeaderValue};
 use tokio::sync::Semaphore;
 
@@ -30,8 +29,6 @@ pub struct Rules {
     pub retry: RetryRule,
     pub breaker: BreakerRule,
     pub exchange: ExchangeLimits,
-    /// Of a request for which nothing else is said.
-    pub terms: Terms,
     /// For a client's request.
     pub body: BodyLimits,
     /// For a prefill's answer.
@@ -53,9 +50,11 @@ pub struct Timeouts {
 pub struct Gateway {
     pub registry: Registry,
     pub telemetry: Arc<Telemetry>,
-    pub strategy: Strategy,
     /// How prompts are counted.
     pub measure: Arc<Measure>,
+    pub strategies: Strategies,
+    /// AIBrix's settings, where a model's config says nothing else.
+    pub knobs: Arc<Knobs>,
     pub rules: Rules,
     pub timeouts: Timeouts,
     pub entrance: Arc<Entrance>,
@@ -86,11 +85,13 @@ impl Gateway {
         clock: Clock,
     ) -> Gateway {
         let handoff = registry.settings().handoff.clone();
+        let knobs = knobs(config);
         Gateway {
             registry,
             telemetry,
-            strategy: strategy(config),
             measure: Arc::default(),
+            strategies: strategies(config, &knobs),
+            knobs,
             rules: rules(config, handoff),
             timeouts: Timeouts {
                 header_read: config.timeouts.header_read,
@@ -152,13 +153,15 @@ impl Gateway {
 }
 
 /// How workers are chosen, from the config.
-pub fn strategy(config: &Config) -> Strategy {
+pub fn strategies(config: &Config, knobs: &Arc<Knobs>) -> Strategies {
     let policy = |p: config::PolicyName| Policy::tuned(policy_name(p), tuning(config));
-    Strategy::Legwise(Legwise {
+    let legwise = Legwise {
         prefill: policy(config.prefill_policy()),
         decode: policy(config.decode_policy()),
         whole: policy(config.policy.default),
-    })
+    };
+    let pd = Cascade::new(knobs, &tuning(config));
+    Strategies { own: Strategy::Legwise(legwise), pd: Strategy::Cascade(pd) }
 }
 
 /// How many may enter, from the config and the machine.
@@ -194,17 +197,6 @@ fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
             release_timeout: config.timeouts.release,
             ..ExchangeLimits::default()
         },
-        terms: Terms {
-            watchdog: Watchdog {
-                first_response: config.timeouts.decode_first_response,
-                response: config.timeouts.decode_response,
-                stream_idle: config.timeouts.decode_stream_idle,
-            },
-            abort: AbortRule {
-                timeout: config.timeouts.decode_abort,
-                retry_delay: config.timeouts.decode_abort_retry_delay,
-            },
-        },
         body: BodyLimits { max_bytes: config.limits.max_payload_bytes.get(), ..BodyLimits::default() },
         answer: BodyLimits { max_bytes: answer_max, ..BodyLimits::default() },
         pool: PoolRule {
@@ -214,6 +206,19 @@ fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
         },
         handoff,
     }
+}
+
+/// AIBrix's settings from its variables; the times that flags speak of too are what those say.
+pub fn knobs(config: &Config) -> Arc<Knobs> {
+    let times = &config.timeouts;
+    Arc::new(Knobs {
+        abort_timeout: times.decode_abort.unwrap_or_default(),
+        abort_retry_delay: times.decode_abort_retry_delay.unwrap_or_default(),
+        first_response_timeout: times.decode_first_response.unwrap_or_default(),
+        response_timeout: times.decode_response.unwrap_or_default(),
+        stream_idle_timeout: times.decode_stream_idle.unwrap_or_default(),
+        ..config.aibrix.clone()
+    })
 }
 
 /// `launch` refuses passthrough before it comes to this.

@@ -1,6 +1,7 @@
 //! What a fault says to the client: what happened, and what to do about it.
 
 use super::Fault;
+use crate::place::cascade::words::Way;
 use crate::watchdog::Silence;
 
 impl Fault {
@@ -16,6 +17,7 @@ impl Fault {
             | Fault::TrtContext
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
+            | Fault::Unroutable { .. }
             | Fault::Shed { .. }
             | Fault::QueueFull { .. }
             | Fault::QueueTimeout { .. }
@@ -38,6 +40,7 @@ impl Fault {
             | Fault::NotServed { .. }
             | Fault::ModelNotFound { .. }
             | Fault::ZeroTokens
+            | Fault::UnknownStrategy { .. }
             | Fault::ClientGone => self.of_the_request(),
         }
     }
@@ -75,6 +78,10 @@ impl Fault {
                  /v1/messages/count_tokens."
                     .to_owned()
             }
+            Fault::UnknownStrategy { name } => {
+                let known: Vec<&str> = Way::ALL.into_iter().map(Way::as_str).collect();
+                format!("incorrect routing strategy {name}. Served are: {}.", known.join(", "))
+            }
             Fault::ModelNotFound { model, known } => {
                 format!("The model `{model}` does not exist. Models served here: {known}.")
             }
@@ -100,6 +107,7 @@ impl Fault {
             Fault::NoPair { detail } => {
                 format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
             }
+            Fault::Unroutable { reason } => format!("error on selecting target pod: {reason}"),
             Fault::Shed { leg, widest: None, .. } => {
                 format!("Every {} worker runs as many requests as it can. Try again later.", leg.as_str())
             }

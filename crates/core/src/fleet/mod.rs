@@ -11,17 +11,18 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 pub use health::{Health, HealthRule, Status};
 pub use pairing::{Descriptor, Mismatch, PairingMode, mismatch, pairing_key};
-pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, base_of, host_of};
+pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, base_of, host_of, mixed};
 
 use crate::breaker::{Breaker, BreakerRule, BreakerState, Verdict};
 use crate::gauges::Gauges;
 use crate::kv::View;
 use crate::load::Load;
+use crate::place::cascade::yard::Yard;
 use crate::time::Instant;
 use index::{Partners, apart};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -40,6 +41,8 @@ pub struct Pulse {
     told: AtomicU64,
     /// How often the worker may have lost all that it remembered.
     life: AtomicU32,
+    /// The life in which it last answered, and one more. 0: never.
+    answered: AtomicU32,
     breaker: Mutex<Breaker>,
 }
 
@@ -85,6 +88,19 @@ impl Pulse {
     /// Changes whenever the worker may have lost its memory.
     pub fn life(&self) -> u32 {
         self.life.load(Ordering::Acquire)
+    }
+
+    /// It has answered a request.
+    pub fn answers(&self) {
+        let life = self.life().wrapping_add(1);
+        if self.answered.load(Ordering::Relaxed) != life {
+            self.answered.store(life, Ordering::Relaxed);
+        }
+    }
+
+    /// Has it answered a request in this life?
+    pub fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed) == self.life().wrapping_add(1)
     }
 
     /// May a request go to this worker now? Two loads when all is well.
@@ -207,6 +223,7 @@ pub struct Fleet {
     no_pair: Option<Arc<str>>,
     /// One for all pictures: see [`Fleet::want_gauges`].
     wanted: Arc<AtomicBool>,
+    yard: OnceLock<Yard>,
 }
 
 /// A prefill worker and the decode workers it may pair with.
@@ -252,7 +269,8 @@ impl Fleet {
             .collect();
         let no_pair = apart(mode, &prefill, &decode).map(Arc::from);
         let whole = by(Role::Whole).collect();
-        Fleet { mode, version: 0, prefill, decode, whole, no_pair, seats, wanted: Arc::default() }
+        let (wanted, yard) = (Arc::default(), OnceLock::new());
+        Fleet { mode, version: 0, prefill, decode, whole, no_pair, seats, wanted, yard }
     }
 
     /// Whoever decides by what workers say of their load says so here: until somebody does, they are not asked for it.
@@ -297,6 +315,11 @@ impl Fleet {
 
     pub fn whole(&self) -> &[Arc<Seat>] {
         &self.whole
+    }
+
+    /// The same fleet as AIBrix's labels and annotations describe it. Read when it is first asked for.
+    pub fn yard(&self) -> &Yard {
+        self.yard.get_or_init(|| Yard::of(self))
     }
 
     /// Does any worker say that it serves this model, or that it would take any?

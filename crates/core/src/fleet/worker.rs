@@ -189,6 +189,8 @@ pub struct Worker {
     pub dp_size: Option<u32>,
     pub pairing_protocol: Option<String>,
     pub labels: BTreeMap<String, String>,
+    /// What AIBrix and Kubernetes keep beside labels: longer texts, which nobody selects by.
+    pub annotations: BTreeMap<String, String>,
     pub api_key: Option<Secret>,
     pub priority: u32,
     pub cost: f64,
@@ -217,6 +219,7 @@ impl Worker {
             dp_size: None,
             pairing_protocol: None,
             labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
             api_key: None,
             priority: 50,
             cost: 1.0,
@@ -238,6 +241,11 @@ impl Worker {
     /// A label, trimmed; an empty one counts as absent.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.get(name).map(|v| v.trim()).filter(|v| !v.is_empty())
+    }
+
+    /// An annotation, or a label of that name where somebody knows labels only.
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.annotations.get(name).or_else(|| self.labels.get(name)).map(String::as_str)
     }
 
     /// How many sequences it runs at once, as its engine or the operator says: `max_num_seqs`, else
@@ -264,6 +272,12 @@ impl Worker {
             Some(m) => self.models.is_empty() || self.models.iter().any(|x| x == m),
         }
     }
+}
+
+/// Do these workers run different engines? One whose engine is not known yet differs from none.
+pub fn mixed<'a>(workers: impl Iterator<Item = &'a Worker>) -> bool {
+    let mut known = workers.map(|w| w.engine).filter(|engine| *engine != Engine::Unspecified);
+    known.next().is_some_and(|first| known.any(|other| other != first))
 }
 
 /// Where a worker is reached: its URL without the `@rank` that tells the ranks of one engine apart (SMG 1.13).

@@ -34,11 +34,8 @@ impl Legwise {
 
     /// A pair (or a prefill, where that is all it takes) if one can serve, else a whole worker.
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
-        let (fleet, model) = (look.fleet, look.ask.model.as_deref());
-        if let Some(m) = model.filter(|m| !fleet.is_empty() && !fleet.knows(m)) {
-            let known = fleet.models().join(", ");
-            return Err(Miss::Nobody(Fault::ModelNotFound { model: m.to_owned(), known }));
-        }
+        look.known_model()?;
+        let fleet = look.fleet;
         let pair = match self.legs(look, dice) {
             Ok(pair) => return Ok(pair),
             Err(miss) => miss,

@@ -19,8 +19,10 @@ mod tuning;
 mod turns;
 mod warm;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
+pub use cascade::Cascade;
 pub use legwise::Legwise;
 pub use policy::{Policy, PolicyName};
 pub use queue::{Queue, Ticket};
@@ -37,7 +39,10 @@ use crate::load::Lease;
 use crate::prefix::Mark;
 use crate::prompt::Prompt;
 use crate::time::Instant;
+use cascade::books::Held;
+use cascade::resolve::Routing;
 use keys::KeyLease;
+use receipt::Receipt;
 
 /// The chosen workers and the places taken on them.
 #[derive(Debug)]
@@ -66,11 +71,13 @@ pub struct Taken {
     expected: Option<Expected>,
     /// One request of its routing key.
     key: Option<KeyLease>,
+    /// Tokens that it is charged with.
+    charge: Option<Held>,
 }
 
 impl Taken {
     fn new(seat: &Arc<Seat>, lease: Lease) -> Taken {
-        Taken { seat: Arc::clone(seat), lease, mark: None, expected: None, key: None }
+        Taken { seat: Arc::clone(seat), lease, mark: None, expected: None, key: None, charge: None }
     }
 
     /// The worker has computed the prompt. Without this it is taken to have nothing of it that it had not
@@ -102,9 +109,51 @@ pub struct Look<'a> {
     /// Slots already tried for this request: avoided while another worker can serve it.
     pub tried: &'a [u32],
     pub now: Instant,
+    /// What AIBrix's settings come to for this request. `None`: nobody asked for them.
+    pub routing: Option<&'a Routing>,
+    /// Where the decision writes down what it looked at. Off, unless somebody will read it.
+    pub receipt: RefCell<Receipt>,
 }
 
-impl Look<'_> {
+impl<'a> Look<'a> {
+    /// A first look, of which nobody keeps the receipt.
+    pub fn new(fleet: &'a Fleet, ask: &'a Ask, now: Instant) -> Look<'a> {
+        Look { fleet, ask, tried: &[], now, routing: None, receipt: RefCell::new(Receipt::off()) }
+    }
+
+    /// Another try after these slots.
+    pub fn after(self, tried: &'a [u32]) -> Look<'a> {
+        Look { tried, ..self }
+    }
+
+    /// What was written down.
+    pub fn into_receipt(self) -> Receipt {
+        self.receipt.into_inner()
+    }
+
+    /// Writes to the receipt.
+    fn telling<T>(&self, tell: impl FnOnce(&mut Receipt) -> T) -> T {
+        match self.receipt.try_borrow_mut() {
+            Ok(mut receipt) => tell(&mut receipt),
+            // Nobody writes from inside of `tell`; were it so, those lines would be lost and nothing else.
+            Err(_) => tell(&mut Receipt::off()),
+        }
+    }
+
+    /// # Errors
+    /// [`Fault::ModelNotFound`] if there are workers and none serves the model.
+    fn known_model(&self) -> Result<(), Miss> {
+        let fleet = self.fleet;
+        let unknown = |m: &&str| !fleet.is_empty() && !fleet.knows(m);
+        match self.ask.model.as_deref().filter(unknown) {
+            None => Ok(()),
+            Some(model) => {
+                let known = fleet.models().join(", ");
+                Err(Miss::Nobody(Fault::ModelNotFound { model: model.to_owned(), known }))
+            }
+        }
+    }
+
     /// The rooms that the request takes on the worker that decodes.
     fn rooms(&self) -> u32 {
         rooms(self.ask)
@@ -126,16 +175,21 @@ pub fn rooms(ask: &Ask) -> u32 {
 pub enum Strategy {
     /// SMG's: one policy a leg.
     Legwise(Legwise),
+    /// AIBrix's `pd`.
+    Cascade(Cascade),
 }
 
 impl Strategy {
+    /// Chooses workers and takes places on them. Writes to the look's receipt as it goes.
+    ///
     /// # Errors
     /// [`Miss::Full`] if only windows are in the way. Otherwise [`Fault::ModelNotFound`],
-    /// [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs, or [`Fault::Shed`] for a
-    /// request that is wider than every window.
+    /// [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs, [`Fault::Shed`] for a
+    /// request that is wider than every window, or [`Fault::Unroutable`] in AIBrix's words.
     pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         match self {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
+            Strategy::Cascade(cascade) => cascade.place(look, dice),
         }
     }
 
@@ -143,16 +197,41 @@ impl Strategy {
     pub fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
         match self {
             Strategy::Legwise(legwise) => legwise.of(seat).has_computed(fleet, seat, prompt, now),
+            Strategy::Cascade(cascade) => cascade.has_computed(fleet, seat, prompt, now),
         }
     }
 
     /// Another decode for what the prefill of this id has computed: by the decode policy, not one that was
     /// tried if there is another. `None`: none of its partners is well and has room.
     pub fn replace(&self, look: &Look<'_>, prefill: &str, dice: &mut Dice) -> Option<Taken> {
-        let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
         match self {
-            Strategy::Legwise(legwise) => legwise.partner(&own.partners, look, dice),
+            Strategy::Legwise(legwise) => {
+                let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
+                legwise.partner(&own.partners, look, dice)
+            }
+            Strategy::Cascade(cascade) => cascade.partner(prefill, look, dice),
         }
+    }
+}
+
+/// All strategies of a gateway, each with what it remembers.
+#[derive(Debug)]
+pub struct Strategies {
+    /// Serves what AIBrix's settings say nothing about.
+    pub own: Strategy,
+    /// AIBrix's `pd`.
+    pub pd: Strategy,
+}
+
+impl Strategies {
+    /// The one that serves a request: the same for all its tries.
+    pub fn of(&self, routing: &Routing) -> &Strategy {
+        if routing.is_pd() { &self.pd } else { &self.own }
+    }
+
+    /// This worker has the whole prompt, as far as anybody who knows it says.
+    pub fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
+        [&self.own, &self.pd].iter().for_each(|s| s.has_computed(fleet, seat, prompt, now));
     }
 }
 

@@ -445,7 +445,7 @@ mod tests {
     fn spread(name: PolicyName, requests: usize, n: u32) -> Vec<u32> {
         let (seats, policy, mut dice) = (seats(n), Policy::new(name), Dice::new(3));
         let (fleet, ask) = (Fleet::default(), ask());
-        let look = Look { fleet: &fleet, ask: &ask, tried: &[], now: Instant::ZERO };
+        let look = Look::new(&fleet, &ask, Instant::ZERO);
         let take = |_| policy.take(&mut seats.iter().collect(), 1, &look, &mut dice).unwrap();
         let held: Vec<_> = (0..requests).map(take).collect();
         let out = seats.iter().map(|s| s.load.in_flight()).collect();
@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn no_candidate_no_choice() {
         let (fleet, ask) = (Fleet::default(), ask());
-        let look = Look { fleet: &fleet, ask: &ask, tried: &[], now: Instant::ZERO };
+        let look = Look::new(&fleet, &ask, Instant::ZERO);
         for name in PolicyName::ALL {
             assert!(Policy::new(name).take(&mut Seats::new(), 1, &look, &mut Dice::new(1)).is_none());
         }

@@ -70,6 +70,13 @@ impl Receipt {
         self.on
     }
 
+    /// The decision is made anew: what was written about it so far counts no more.
+    pub fn again(&mut self) {
+        self.steps.clear();
+        (self.prefill, self.decode) = (OfLeg::default(), OfLeg::default());
+        self.charges.clear();
+    }
+
     /// A step and what came of it. The detail is made only if it is kept.
     pub fn step(&mut self, name: &'static str, fired: bool, detail: impl FnOnce() -> String) {
         if self.on {

@@ -54,7 +54,7 @@ impl Desk {
     fn try_place(&mut self, ask: &Ask) -> Option<Placement> {
         self.secs += 1;
         let now = Instant::from_micros(self.secs * 1_000_000);
-        let look = Look { fleet: &self.fleet, ask, tried: &[], now };
+        let look = Look::new(&self.fleet, ask, now);
         self.strategy.place(&look, &mut self.dice).ok()
     }
 
@@ -352,7 +352,7 @@ fn a_burst_of_distinct_prompts_is_spread_evenly() {
             scope.spawn(move || {
                 let mut dice = Dice::new(1);
                 for ask in part {
-                    let look = Look { fleet, ask, tried: &[], now: Instant::from_micros(1) };
+                    let look = Look::new(fleet, ask, Instant::from_micros(1));
                     held.lock().unwrap().push(strategy.place(&look, &mut dice).unwrap());
                 }
             });

@@ -248,7 +248,7 @@ proptest! {
         let (fleet, _load) = build(&ones);
         let tried: Vec<u32> = (0..ones.len() as u32).filter(|slot| ones[*slot as usize].tried).collect();
         let ask = wide(model, rooms);
-        let look = Look { fleet: &fleet, ask: &ask, tried: &tried, now: RESTED };
+        let look = Look::new(&fleet, &ask, RESTED).after(&tried);
         let before = condition(&fleet);
         let case = Case { ones: &ones, fleet: &fleet, model, policy, rooms };
         match strategy(policy).place(&look, &mut Dice::new(seed)) {
@@ -297,7 +297,7 @@ proptest! {
         let backwards = backwards.with([Join(seat(99, "z", Role::Decode)), Leave { slot: 99 }]);
         let look = |fleet| {
             let (ask, mut dice, strategy) = (ask(None), Dice::new(seed), strategy(policy));
-            let look = Look { fleet, ask: &ask, tried: &[], now: Instant::ZERO };
+            let look = Look::new(fleet, &ask, Instant::ZERO);
             let ids = |p: &Placement| crate::yard::ids(p).join(" ");
             let said: Vec<_> = (0..3).map(|_| strategy.place(&look, &mut dice).map(|p| ids(&p))).collect();
             said

@@ -53,7 +53,8 @@ fn only_one_that_pairs_with_the_prefill() {
 }
 
 fn replaced(fleet: &Fleet, tried: &[u32]) -> Option<Taken> {
-    let look = Look { fleet, ask: &ask(None), tried, now: RESTED };
+    let ask = ask(None);
+    let look = Look::new(fleet, &ask, RESTED).after(tried);
     strategy(PolicyName::LeastLoad).replace(&look, "p0", &mut Dice::new(1))
 }
 

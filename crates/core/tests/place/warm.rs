@@ -56,7 +56,7 @@ impl Street {
             }
         }
         let ask = chat(text);
-        let look = Look { fleet: &self.fleet, ask: &ask, tried: &[], now };
+        let look = Look::new(&self.fleet, &ask, now);
         let placement = self.strategy.place(&look, &mut self.dice).unwrap();
         let id = ids(&placement)[0].to_owned();
         self.held.push((self.ms + 100, placement));

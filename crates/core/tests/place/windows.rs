@@ -31,7 +31,7 @@ fn of(slot: u32, id: &str, role: Role, window: u32) -> Seat {
 }
 
 fn place(fleet: &Fleet, strategy: &Strategy, ask: &Ask, dice: &mut Dice) -> Result<Placement, Miss> {
-    strategy.place(&Look { fleet, ask, tried: &[], now: RESTED }, dice)
+    strategy.place(&Look::new(fleet, ask, RESTED), dice)
 }
 
 fn decodes(fleet: &Fleet) -> Vec<u32> {

@@ -55,7 +55,8 @@ pub fn wide(model: Option<&str>, n: u32) -> Ask {
 }
 
 pub fn place(fleet: &Fleet, strategy: &Strategy, dice: &mut Dice) -> Result<Placement, Miss> {
-    let look = Look { fleet, ask: &ask(None), tried: &[], now: RESTED };
+    let ask = ask(None);
+    let look = Look::new(fleet, &ask, RESTED);
     strategy.place(&look, dice)
 }
 

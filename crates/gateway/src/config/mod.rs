@@ -26,6 +26,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use baton_core::place::cascade::knobs::Knobs;
 use serde_json::Value;
 
 pub use error::ConfigError;
@@ -64,6 +65,8 @@ pub struct Config {
     pub discovery: Discovery,
     pub load: Load,
     pub affinity: Affinity,
+    /// AIBrix's variables of routing, which have no flags.
+    pub aibrix: Knobs,
 }
 
 /// The table: every setting, in the order of help, docs and printed configurations.
@@ -200,6 +203,9 @@ impl Config {
                 }
             }
         }
+        let (knobs, unused) = Knobs::read(env);
+        config.aibrix = knobs;
+        sources.unused.extend(unused.into_iter().filter(|line| !settings().any(|s| s.note.speaks_of(line))));
         check::check(&config, &sources)?;
         Ok(Loaded { config, sources })
     }

@@ -58,6 +58,11 @@ impl Note {
         Note { env: Some(name), ..self }
     }
 
+    /// Is the line about this row's foreign variable?
+    pub(super) fn speaks_of(&self, line: &str) -> bool {
+        self.env.is_some_and(|name| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('=')))
+    }
+
     pub const fn lenient(self) -> Note {
         Note { lenient: true, ..self }
     }

@@ -12,8 +12,10 @@ use baton_core::fault::Fault;
 use baton_core::fleet::{Fleet, FleetChange, Role, Seat, Status};
 use baton_core::gauges::Gauges;
 use baton_core::load::Lease;
+use baton_core::place::cascade::knobs::Knobs;
+use baton_core::place::cascade::resolve::resolve;
 use baton_core::place::receipt::Receipt;
-use baton_core::place::{Look, Miss, Placement, Strategy, Taken};
+use baton_core::place::{Look, Miss, Placement, Strategies, Taken};
 use baton_core::time::{Duration, Instant};
 
 use super::output::Decision;
@@ -30,7 +32,8 @@ const BEGIN: Duration = Duration::from_secs(1);
 struct World<'a> {
     config: &'a Config,
     fleet: Fleet,
-    strategy: Strategy,
+    strategies: Strategies,
+    knobs: Arc<Knobs>,
     dice: Dice,
     /// What the scenario says is in flight.
     _held: Vec<Lease>,
@@ -99,19 +102,21 @@ impl World<'_> {
             FleetChange::Join(seat)
         };
         let fleet = Fleet::new(settings.pairing).with((0..).zip(&scenario.workers).map(join));
-        let strategy = gateway::strategy(config);
+        let knobs = gateway::knobs(config);
+        let strategies = gateway::strategies(config, &knobs);
         let seats: Vec<Arc<Seat>> = fleet.seats().cloned().collect();
         for (seat, member) in seats.iter().zip(&scenario.workers) {
             for (request, text) in each_of_both(&scenario.requests, &member.cached) {
                 if let Some(ask) = as_prompt(request, text) {
-                    strategy.has_computed(&fleet, seat, &ask.prompt, Instant::ZERO.after(BEGIN));
+                    strategies.has_computed(&fleet, seat, &ask.prompt, Instant::ZERO.after(BEGIN));
                 }
             }
         }
         World {
             config,
             fleet,
-            strategy,
+            strategies,
+            knobs,
             dice: Dice::new(scenario.seed),
             _held: held,
             flying: scenario.requests.iter().map(|_| [None, None]).collect(),
@@ -124,9 +129,16 @@ impl World<'_> {
             Err(fault) => return Decision::fault(&fault, Receipt::on()),
         };
         hints::hear(&gateway::routing_key_headers(self.config), &request.headers, &mut ask.hints);
-        let look = Look { fleet: &self.fleet, ask: &ask, tried: &[], now };
-        let receipt = Receipt::on();
-        match self.strategy.place(&look, &mut self.dice.split()) {
+        ask.wishes = hints::wishes(&request.headers);
+        let routing = match resolve(&self.fleet, &ask, &self.knobs) {
+            Ok(routing) => routing,
+            Err(fault) => return Decision::fault(&fault, Receipt::on()),
+        };
+        let look = Look { routing: Some(&routing), ..Look::new(&self.fleet, &ask, now) };
+        let look = Look { receipt: Receipt::on().into(), ..look };
+        let placement = self.strategies.of(&routing).place(&look, &mut self.dice.split());
+        let receipt = look.into_receipt();
+        match placement {
             Ok(placement) => {
                 let decision = Decision::placed(&placement, receipt);
                 self.flying[i] = match placement {

@@ -55,7 +55,7 @@ struct Whole {
 /// Serves the request as `parts` exchanges.
 pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
     let (gateway, lane) = (desk.gateway.clone(), desk.lane.clone());
-    let Entry { ask, body, forward, record, terms, permit, line } = entry;
+    let Entry { ask, body, forward, record, routing, permit, line } = entry;
     let api = ask.api;
     let mut whole = Whole { gateway, lane, record, settled: false, line, _permit: permit };
     if parts > fan::PARTS_MAX {
@@ -80,7 +80,8 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
             request_id: format!("{}-{index}", whole.record.request_id),
             ..whole.record.clone()
         };
-        let entry = Entry { ask, body, forward: forward.clone(), record, terms, permit: None, line: None };
+        let (forward, routing) = (forward.clone(), routing.clone());
+        let entry = Entry { ask, body, forward, record, routing, permit: None, line: None };
         drives.push(Drive::new(whole.gateway.clone(), whole.lane.clone(), entry));
     }
     let mut gather = Gather::new(drives.len());

@@ -28,6 +28,7 @@ use baton_core::exchange::{Action, Event, Exchange, Ledger, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::limits::Terms;
+use baton_core::place::cascade::resolve::Routing;
 use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
 use baton_core::time::Instant;
@@ -67,7 +68,7 @@ pub struct Entry {
     /// Headers of the client that both legs get.
     pub forward: Vec<(HeaderName, HeaderValue)>,
     pub record: Record,
-    pub terms: Terms,
+    pub routing: Arc<Routing>,
     /// `None`: a part of a request, which holds the place for all its parts.
     pub permit: Option<Permit>,
     /// The client's connection; `None` for a part of a request.
@@ -91,6 +92,7 @@ pub struct Drive {
     held: Option<Held>,
     /// The hand-off that is out.
     handoff: Option<HandoffOut>,
+    routing: Arc<Routing>,
     terms: Terms,
     watch: Watch,
     /// The prefill's leg where it lives on in the background, and when it ends there.
@@ -120,6 +122,7 @@ impl Drive {
         let rules = &gateway.rules;
         let exchange = Exchange::new(rules.retry.clone(), rules.exchange.request_timeout);
         let dice = lane.dice();
+        let terms = entry.routing.knobs.terms();
         let now = entry.record.moments.admitted.unwrap_or_else(|| lane.clock.now());
         let alarm = match &entry.line {
             Some(line) => line.take_alarm(lane.clock),
@@ -128,8 +131,9 @@ impl Drive {
         Box::new(Drive {
             exchange,
             dice,
-            terms: entry.terms,
-            watch: Watch::new(entry.terms.watchdog, entry.ask.stream),
+            terms,
+            watch: Watch::new(terms.watchdog, entry.ask.stream),
+            routing: entry.routing,
             detached: None,
             ask: entry.ask,
             body: entry.body,
@@ -223,6 +227,7 @@ impl Drive {
                 if let Some(taken) = &mut self.taken[leg as usize] {
                     if verdict == Verdict::Good {
                         taken.computed();
+                        taken.seat.pulse.answers();
                     }
                     taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);
                 }
@@ -319,8 +324,9 @@ impl Drive {
             }
         }
         let fleet = gateway.registry.fleet();
-        let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
-        let placement = match gateway.strategy.place(&look, &mut self.dice) {
+        let look = Look { routing: Some(&self.routing), ..Look::new(&fleet, &self.ask, now) };
+        let look = look.after(&self.tried);
+        let placement = match gateway.strategies.of(&self.routing).place(&look, &mut self.dice) {
             Ok(placement) => placement,
             Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
             Err(Miss::Full(fault)) => return Event::Full(fault),
@@ -407,7 +413,8 @@ impl Drive {
         let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
         let (gateway, now) = (self.gateway.clone(), self.now);
         let fleet = gateway.registry.fleet();
-        let look = Look { fleet: &fleet, ask: &self.ask, tried: &self.tried, now };
+        let look = Look { routing: Some(&self.routing), ..Look::new(&fleet, &self.ask, now) };
+        let look = look.after(&self.tried);
         let (Some(plan), Some(prefill)) = (&mut self.plan, &self.record.prefill) else {
             return Event::Unplaced(none);
         };
@@ -416,7 +423,8 @@ impl Drive {
             return Event::Unplaced(none);
         }
         let course = plan.course;
-        let Some(decode) = gateway.strategy.replace(&look, &prefill.id, &mut self.dice) else {
+        let Some(decode) = gateway.strategies.of(&self.routing).replace(&look, &prefill.id, &mut self.dice)
+        else {
             return Event::Unplaced(none);
         };
         plan.ranks[Leg::Decode as usize] = handoff::rank(&decode.seat.worker);

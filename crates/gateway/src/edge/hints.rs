@@ -1,6 +1,7 @@
 //! What a client's headers say about where its request should go.
 
 use baton_core::ask::Hints;
+use baton_core::wishes::{Wish, Wishes};
 use http::{HeaderMap, HeaderName, header};
 
 const TARGET_WORKER: HeaderName = HeaderName::from_static("x-smg-target-worker");
@@ -18,4 +19,15 @@ pub fn hear(names: &[HeaderName], headers: &HeaderMap, hints: &mut Hints) {
     if let Some(text) = headers.get("x-forwarded-for").or_else(|| headers.get(header::COOKIE)) {
         hints.imply(text.as_bytes());
     }
+}
+
+/// What the client asks of routing in AIBrix's headers.
+pub fn wishes(headers: &HeaderMap) -> Option<Box<Wishes>> {
+    let mut found: Option<Box<Wishes>> = None;
+    for wish in Wish::ALL {
+        if let Some(value) = headers.get(wish.header()) {
+            found.get_or_insert_default().hear(wish, value.as_bytes());
+        }
+    }
+    found
 }

@@ -11,6 +11,7 @@ use baton_core::body::{BodyError, Envelope};
 use baton_core::exchange::Outcome;
 use baton_core::fan;
 use baton_core::fault::{Fault, Shape};
+use baton_core::place::cascade::resolve::{Routing, resolve};
 use baton_core::record::Record;
 use baton_core::sse::Flavour;
 use bytes::Bytes;
@@ -22,6 +23,7 @@ use super::answer::{self, AnswerBody, Reply, Served};
 use super::client::{Line, Phase};
 use super::{Door, hints, intake, plain};
 use crate::drive::{self, Drive, Entry, Turn};
+use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::relay::{Form, Relay};
@@ -142,12 +144,11 @@ impl Desk {
         mut record: Record,
     ) -> Result<Entry, Reply> {
         match self.unless_stopping(self.admit(api, parts, body, &mut record)).await {
-            Ok((ask, body, permit)) => {
+            Ok(Admitted { ask, body, routing, permit }) => {
                 record.moments.admitted = Some(self.lane.clock.now());
                 let forward = self.forwarded(&parts.headers);
                 let line = Some(self.line.clone());
-                let terms = self.gateway.rules.terms;
-                Ok(Entry { ask, body, forward, record, terms, permit: Some(permit), line })
+                Ok(Entry { ask, body, forward, record, routing, permit: Some(permit), line })
             }
             Err(fault) => {
                 let reply = answer::fault(&fault, api.shape(), &record.request_id);
@@ -167,7 +168,7 @@ impl Desk {
         parts: &http::request::Parts,
         body: Incoming,
         record: &mut Record,
-    ) -> Result<(Ask, Envelope, crate::entrance::Permit), Fault> {
+    ) -> Result<Admitted, Fault> {
         let gateway = &self.gateway;
         if parts.method != Method::POST {
             return Err(Fault::MethodNotAllowed { allow: "POST" });
@@ -183,9 +184,11 @@ impl Desk {
             ask.hear_request_id(id.as_bytes());
         }
         hints::hear(&gateway.routing_key_headers, &parts.headers, &mut ask.hints);
+        ask.wishes = hints::wishes(&parts.headers);
         (record.model, record.stream) = (ask.model.clone(), ask.stream);
+        let routing = Arc::new(resolve(&gateway.registry.fleet(), &ask, &gateway.knobs)?);
         let permit = gateway.entrance.enter().await?;
-        Ok((ask, body, permit))
+        Ok(Admitted { ask, body, routing, permit })
     }
 
     /// Gives up what is awaited before there is a driver, which would see the end by itself.
@@ -273,6 +276,14 @@ impl Desk {
         *reply.headers_mut() = headers;
         reply
     }
+}
+
+/// A request that may go to workers.
+struct Admitted {
+    ask: Ask,
+    body: Envelope,
+    routing: Arc<Routing>,
+    permit: Permit,
 }
 
 /// The route as the client wrote it: two routes may be one API.

@@ -124,7 +124,9 @@ pub fn connection_mode(worker: &Worker) -> &'static str {
 /// the `error_code` of smg_http_responses_total.
 pub fn error_type(code: &str, leg: Option<LegName>) -> &'static str {
     match code {
-        "no_available_workers" | "no_compatible_pd_pair" | "no_models_available" => "no_workers",
+        "no_available_workers" | "no_compatible_pd_pair" | "no_models_available" | "service_unavailable" => {
+            "no_workers"
+        }
         "request_timeout" | "admission_queue_timeout" => "timeout",
         "admission_queue_full" | "draining" => "rejected",
         _ if leg.is_some() || code.starts_with("server_") => "backend_error",

@@ -8,7 +8,10 @@ use std::fmt;
 
 use super::profile::Profile;
 use super::read;
+use crate::abort::AbortRule;
+use crate::limits::Terms;
 use crate::time::Duration;
+use crate::watchdog::Watchdog;
 
 /// How a prefill is scored (step 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,6 +247,22 @@ impl Knobs {
             }
         }
         (knobs, unused)
+    }
+
+    /// What may differ from one request to the next besides its workers.
+    pub fn terms(&self) -> Terms {
+        let unless_zero = |d: Duration| (!d.is_zero()).then_some(d);
+        Terms {
+            watchdog: Watchdog {
+                first_response: unless_zero(self.first_response_timeout),
+                response: unless_zero(self.response_timeout),
+                stream_idle: unless_zero(self.stream_idle_timeout),
+            },
+            abort: AbortRule {
+                timeout: unless_zero(self.abort_timeout),
+                retry_delay: unless_zero(self.abort_retry_delay),
+            },
+        }
     }
 
     /// These, with what a profile says instead.

@@ -1,22 +1,200 @@
 //! AIBrix's `pd` strategy, a cascade of steps, each a plain function of plain numbers.
 //!
-//! Settings come from the environment and the model's config ([`knobs`], [`profile`], [`words`]). Two fast paths
-//! look for loads so uneven that nothing else counts ([`fast`]), adaptive bucket serving prefers a roleset by the
-//! prompt's length ([`serve`], [`bands`]), scores rank who is left ([`score`]), and the cheapest pair of one roleset
-//! wins ([`pick`]). Two scores go by tokens that workers are charged with ([`ledger`], [`sessions`]).
-//!
-//! Not yet a [`super::Strategy`]: nothing here sees the fleet.
+//! Settings come from the environment and the model's config ([`knobs`], [`profile`], [`words`]); what they come to for
+//! one request is worked out once ([`resolve`]). The fleet is read as its labels describe it ([`yard`]), and sorted into
+//! complete rolesets whose workers take a prompt of this length ([`pool`]). Two fast paths look for loads so uneven that
+//! nothing else counts ([`fast`]), adaptive bucket serving prefers a roleset by the prompt's length ([`serve`],
+//! [`bands`]), scores rank who is left ([`score`]), and the cheapest pair of one roleset wins ([`pick`]). Two scores go
+//! by tokens that workers are charged with ([`ledger`], [`sessions`], [`books`]). [`live`] walks the steps on the
+//! loads of this moment and takes the places.
 
 pub mod bands;
+pub mod books;
 pub mod fast;
 pub mod knobs;
 pub mod ledger;
+pub mod live;
 pub mod pick;
+pub mod pool;
 pub mod profile;
 pub mod read;
+pub mod resolve;
 pub mod score;
 pub mod serve;
 pub mod sessions;
 pub mod sight;
 pub mod traffic;
 pub mod words;
+pub mod yard;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+
+use self::books::Books;
+use self::knobs::{Knobs, ServeMode};
+use self::ledger::Stale;
+use self::live::Decision;
+use self::pool::Sorted;
+use self::resolve::Routing;
+use self::serve::Serving;
+use self::sessions::SessionRule;
+use self::words::Way;
+use super::policy::{holder, least};
+use super::receipt::Receipt;
+use super::{Look, Miss, Placement, Seats, Taken, Tuning};
+use crate::ask::{Api, Ask};
+use crate::dice::Dice;
+use crate::fault::{Fault, LegName};
+use crate::fleet::{Fleet, Seat};
+use crate::prefix::{Holder, PrefixIndex};
+use crate::prompt::{Blocks, Prompt};
+use crate::time::Instant;
+
+/// Models whose traffic step 2b remembers. More are served without bands.
+pub const MODELS_MAX: usize = 256;
+
+/// Prompt tokens, as buckets and hints of profiles count them.
+pub fn tokens(ask: &Ask) -> u64 {
+    ask.prompt_tokens.unwrap_or_else(|| ask.prompt.size().tokens)
+}
+
+/// The strategy and what it remembers.
+#[derive(Debug)]
+pub struct Cascade {
+    index: Arc<PrefixIndex>,
+    block_tokens: usize,
+    books: Arc<Books>,
+    sessions: SessionRule,
+    /// Of a request that comes without a routing of its own.
+    plain: Routing,
+    /// Traffic and plans by model.
+    serving: Mutex<BTreeMap<String, Serving>>,
+}
+
+impl Cascade {
+    /// Knobs of requests come with their [`Routing`]; the ones here are for what requests share.
+    pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning) -> Cascade {
+        Cascade {
+            index: Arc::new(PrefixIndex::new(tuning.index_bytes)),
+            block_tokens: tuning.block_tokens,
+            books: Arc::default(),
+            sessions: SessionRule { max: knobs.sessions_max, ttl: knobs.session_ttl },
+            plain: Routing::plain(knobs),
+            serving: Mutex::default(),
+        }
+    }
+
+    /// The index of prompts.
+    pub fn index(&self) -> &Arc<PrefixIndex> {
+        &self.index
+    }
+
+    /// What workers are charged with.
+    pub fn books(&self) -> &Arc<Books> {
+        &self.books
+    }
+
+    /// Takes back charges that were never given back, and forgets sessions that went quiet. To be called once in each
+    /// [`books::SWEEP`].
+    pub fn sweep(&self, now: Instant) -> Vec<Stale> {
+        self.books.sweep(self.sessions, now)
+    }
+
+    /// A pair, or a combined worker where step 0 or an overflow says so.
+    pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        look.known_model()?;
+        if look.ask.api == Api::CountTokens {
+            return prefill_alone(look, dice);
+        }
+        look.fleet.want_gauges();
+        look.telling(|receipt| self.decision(look, receipt).place(dice, receipt))
+    }
+
+    /// Another decode for what this prefill has computed.
+    pub(super) fn partner(&self, prefill: &str, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
+        look.telling(|receipt| self.decision(look, receipt).replace(prefill, dice, receipt))
+    }
+
+    fn decision<'a>(&'a self, look: &'a Look<'a>, receipt: &mut Receipt) -> Decision<'a> {
+        let routing = look.routing.unwrap_or(&self.plain);
+        if receipt.is_on() {
+            receipt.strategy = Way::Pd.as_str().to_owned();
+            receipt.profile.clone_from(&routing.profile);
+        }
+        Decision::new(self, look, routing)
+    }
+
+    /// The prompt's blocks and who holds how many of them, in the order of slots.
+    fn holders(&self, look: &Look<'_>) -> (Arc<Blocks>, SmallVec<[(Holder, u32); 8]>) {
+        let fleet = look.fleet;
+        self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+        let blocks = look.ask.prompt.blocks(self.block_tokens);
+        let found = self.index.find(&blocks).by_slot();
+        (blocks, found)
+    }
+
+    /// This worker has the whole prompt.
+    pub(super) fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
+        self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+        if let Some(mut mark) = self.index.hold(&prompt.blocks(self.block_tokens), holder(seat), now) {
+            mark.keep();
+        }
+    }
+
+    /// The group that the plan has for this length. Counts the prompt, but for that of a retry.
+    fn advise(&self, sorted: &Sorted<'_>, mode: ServeMode, tokens: u64, look: &Look<'_>) -> Option<u32> {
+        let model = look.ask.model.as_deref().filter(|m| !m.is_empty())?;
+        let mut serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        if !serving.contains_key(model) && serving.len() < MODELS_MAX {
+            serving.insert(model.to_owned(), Serving::new(look.now));
+        }
+        let own = serving.get_mut(model)?;
+        let groups: Vec<_> = sorted.groups.iter().map(|(_, group)| group.clone()).collect();
+        if look.tried.is_empty() {
+            own.observe(tokens, look.now);
+        }
+        let advice = own.advise(tokens, mode, &groups, look.now);
+        advice.group.and_then(|at| sorted.groups.get(at)).map(|(group, _)| *group)
+    }
+
+    /// The longest prompt that each roleset is banded to, by the plans in use.
+    pub fn band_maxima(&self) -> BTreeMap<String, u64> {
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = BTreeMap::new();
+        for (roleset, max) in serving.values().flat_map(Serving::maxima) {
+            let most = all.entry(roleset.to_owned()).or_insert(max);
+            *most = max.max(*most);
+        }
+        all
+    }
+}
+
+/// A request that needs no decode: the least loaded prefill, else the least loaded worker that runs both phases.
+fn prefill_alone(look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+    let fleet = look.fleet;
+    let fresh = |seats: &Seats<'_>| -> bool { seats.iter().any(|s| !look.tried.contains(&s.slot)) };
+    let mut take = |mut seats: Seats<'_>| -> Option<Taken> {
+        if fresh(&seats) {
+            seats.retain(|s| !look.tried.contains(&s.slot));
+        }
+        while let Some((seat, _)) = least(seats.iter().copied(), dice) {
+            let taken = seat.load.take_within(seat.window, 1).map(|lease| Taken::new(seat, lease));
+            if let Some(taken) = taken.filter(|t| t.seat.pulse.enter(look.now)) {
+                return Some(taken);
+            }
+            let slot = seat.slot;
+            seats.retain(|s| s.slot != slot);
+        }
+        None
+    };
+    let prefills = fleet.prefill().iter().map(|p| &p.seat).filter(|s| look.fits(s)).collect();
+    if let Some(worker) = take(prefills) {
+        return Ok(Placement::Prefill { worker });
+    }
+    let registered = !fleet.prefill().is_empty();
+    take(fleet.whole().iter().filter(|s| look.fits(s)).collect())
+        .map(|worker| Placement::Whole { worker })
+        .ok_or(Miss::Nobody(Fault::NoWorker { leg: LegName::Prefill, registered }))
+}

@@ -235,6 +235,26 @@ fn best_pair(pool: &Pool<'_>, terms: &Terms<'_>, dice: &mut Dice, receipt: &mut 
     })
 }
 
+/// Steps 2 and 4 among these decodes, where the prefill is chosen already.
+pub fn decode_alone(
+    list: &[Candidate<'_>],
+    knobs: &Knobs,
+    dice: &mut Dice,
+    receipt: &mut Receipt,
+) -> Option<usize> {
+    let terms = Terms { knobs, bytes: 0, band: None };
+    let mut pool = Pool { decode: list.to_vec(), ..Pool::default() };
+    (receipt.decode.scores.clear(), receipt.decode.tied.clear());
+    let drawn = spread_decode(&mut pool, &terms, dice, receipt);
+    let scores = decode_scores(&pool, &terms, receipt);
+    let least = scores.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+    let equals: Vec<usize> = (0..scores.len()).filter(|i| scores[*i] == Some(least)).collect();
+    if receipt.is_on() {
+        receipt.decode.tied = drawn.unwrap_or_else(|| names(&pool.decode, &equals));
+    }
+    Some(pool.decode[*equals.get(dice.below(equals.len()))?].at)
+}
+
 fn keep(receipt: &mut OfLeg, c: &Candidate<'_>, scored: Scored, skipped: Option<&'static str>) {
     let line = told(c, scored.score, scored.terms.into_vec());
     receipt.scores.push(Score { skipped: skipped.map(Into::into), ..line });

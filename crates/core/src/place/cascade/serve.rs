@@ -41,9 +41,19 @@ impl Serving {
         Serving { traffic: Traffic::new(now), plans: VecDeque::new() }
     }
 
-    /// Counts a prompt and says which roleset its length is banded to. Groups come in the order of their names.
-    pub fn advise(&mut self, tokens: u64, mode: ServeMode, groups: &[Group], now: Instant) -> Advice<'_> {
+    /// Counts a prompt.
+    pub fn observe(&mut self, tokens: u64, now: Instant) {
         self.traffic.observe(tokens, now);
+    }
+
+    /// The longest prompt that each roleset is banded to, by the plans that are kept.
+    pub fn maxima(&self) -> impl Iterator<Item = (&str, u64)> {
+        let bands = self.plans.iter().flat_map(|plan| plan.bands.iter().map(move |band| (plan, band)));
+        bands.filter_map(|(plan, band)| Some((plan.groups.get(band.group)?.name.as_str(), band.max)))
+    }
+
+    /// Which roleset is a prompt of this length banded to? Groups come in the order of their names.
+    pub fn advise(&mut self, tokens: u64, mode: ServeMode, groups: &[Group], now: Instant) -> Advice<'_> {
         let known = |p: &Plan| p.mode == mode && p.groups == groups;
         let at = self.plans.iter().position(known);
         let fresh = at.filter(|at| self.plans.get(*at).is_some_and(|p| now.since(p.made) < PLAN_AGE));

@@ -90,7 +90,7 @@ impl FleetScript {
         let body = format!("{{{}}}", members.join(","));
         let body = Envelope::parse(body.into(), &BodyLimits::default()).unwrap();
         let ask = Ask::read(api, &body).unwrap();
-        let look = Look { fleet: &self.fleet, ask: &ask, tried: &tried, now: self.now };
+        let look = Look::new(&self.fleet, &ask, self.now).after(&tried);
         match self.strategy.place(&look, &mut self.dice) {
             Ok(Placement::Whole { worker } | Placement::Prefill { worker }) => {
                 let said = worker.seat.worker.id.clone();

@@ -1,0 +1,73 @@
+//! The ledger as requests share it: a charge goes back when what was charged for is dropped.
+//!
+//! The lock is also what makes choosing and charging one step: under the policies that score by tokens, a request
+//! holds it from its first look at the ledger to its own charge, so that a burst sees itself. Requests under other
+//! policies never take it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::ledger::{Charge, Ledger, Part, Stale};
+use super::sessions::{SessionRule, Sessions};
+use crate::time::{Duration, Instant};
+
+/// How often what was lost is looked for.
+pub const SWEEP: Duration = Duration::from_secs(60);
+
+/// What is behind the lock.
+#[derive(Debug, Default)]
+pub struct Open {
+    pub ledger: Ledger,
+    pub sessions: Sessions,
+    next: u64,
+}
+
+/// All charges and sessions of a gateway.
+#[derive(Debug, Default)]
+pub struct Books(Mutex<Open>);
+
+/// A part of a charge. Dropping it gives it back.
+#[derive(Debug)]
+#[must_use = "a charge that is dropped at once counts for nothing"]
+pub struct Held {
+    books: Arc<Books>,
+    id: u64,
+    part: Part,
+}
+
+impl Books {
+    /// Nothing that is [`Held`] may be dropped while this is held.
+    pub fn open(&self) -> MutexGuard<'_, Open> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Charges, and gives what goes back with the prefill's answer and what with the end of the request.
+    pub fn charge(self: &Arc<Books>, open: &mut Open, charge: Charge) -> (Held, Held) {
+        let id = open.next;
+        open.next += 1;
+        open.ledger.charge(id, charge);
+        let held = |part| Held { books: self.clone(), id, part };
+        (held(Part::Active), held(Part::Rest))
+    }
+
+    /// Charges for a prompt that is computed already.
+    pub fn charge_rest(self: &Arc<Books>, open: &mut Open, charge: Charge) -> Held {
+        let id = open.next;
+        open.next += 1;
+        open.ledger.charge(id, charge);
+        open.ledger.release(id, Part::Active);
+        Held { books: self.clone(), id, part: Part::Rest }
+    }
+
+    /// Takes back what is too old and forgets what was long not asked for. Gives what was taken back.
+    pub fn sweep(&self, rule: SessionRule, now: Instant) -> Vec<Stale> {
+        let mut open = self.open();
+        open.sessions.sweep(rule, now);
+        open.ledger.sweep(now)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.books.open().ledger.release(self.id, self.part);
+    }
+}

@@ -1,0 +1,360 @@
+//! The cascade on live workers: loads are read, the steps are walked, and the places are taken, all as one step.
+//!
+//! Without a lock: a choice is made on the loads as they were seen, and its place is taken only if the load is still
+//! that, else the choice is made anew. The decode of a chosen prefill is chosen anew alone, so that the prefill's place
+//! is never given back and taken again. Where scores go by tokens ([`super::books`]) the books are open from the first
+//! look to the charge, so that requests that are placed at the same time see each other's tokens too.
+
+use std::sync::{Arc, MutexGuard};
+
+use smallvec::SmallVec;
+
+use super::books::Open;
+use super::knobs::{DecodeScore, Knobs};
+use super::ledger::{Charge, prompt_tokens};
+use super::pick::{self, Picked, Pool, Terms};
+use super::pool::{Nobody, Sorted, Wanted, sort};
+use super::resolve::Routing;
+use super::sessions::Turn;
+use super::sight::{Candidate, Sight};
+use super::yard::{Part, Pod, Yard};
+use super::{Cascade, tokens};
+use crate::dice::Dice;
+use crate::fault::{Fault, LegName};
+use crate::fleet::Seat;
+use crate::load::Lease;
+use crate::place::policy::holder;
+use crate::place::receipt::{Charged, Receipt};
+use crate::place::{Look, Miss, Placement, Taken};
+use crate::prefix::Holder;
+use crate::prompt::Blocks;
+
+/// How often a choice is made anew because another request took the place first. Past it the place is taken whatever
+/// the load, if the window has room.
+const TRIES: usize = 64;
+
+/// One decision.
+pub struct Decision<'a> {
+    cascade: &'a Cascade,
+    look: &'a Look<'a>,
+    routing: &'a Routing,
+    yard: &'a Yard,
+    /// Prompt tokens, as buckets count them.
+    tokens: u64,
+    bytes: u64,
+    /// The prompt, and who holds how many of its blocks, by slot. Only where a score asks for that.
+    prompt: Option<(Arc<Blocks>, SmallVec<[(Holder, u32); 8]>)>,
+    /// The band that the plan has for the prompt, by group.
+    band: Option<u32>,
+    advised: bool,
+    /// Slots that are not to be chosen.
+    out: SmallVec<[u32; 8]>,
+}
+
+/// A pair of which one leg is taken and the other chosen.
+struct Half {
+    prefill: Taken,
+    /// Index of the pod.
+    decode: usize,
+}
+
+/// What became of one try.
+enum Tried {
+    Done(Placement),
+    Nobody(Nobody),
+    /// The load has changed, or a breaker let another request through.
+    Again,
+}
+
+impl<'a> Decision<'a> {
+    pub fn new(cascade: &'a Cascade, look: &'a Look<'a>, routing: &'a Routing) -> Decision<'a> {
+        let prompt = routing.knobs.prefill_score.looks_up().then(|| cascade.holders(look));
+        let bytes = prompt.as_ref().map_or(0, |(blocks, _)| blocks.bytes);
+        let tokens = if routing.knobs.bucketing { tokens(look.ask) } else { 0 };
+        let (yard, out) = (look.fleet.yard(), SmallVec::new());
+        Decision { cascade, look, routing, yard, tokens, bytes, prompt, band: None, advised: false, out }
+    }
+
+    fn knobs(&self) -> &'a Knobs {
+        &self.routing.knobs
+    }
+
+    /// Workers that were not tried before any that were.
+    pub fn place(&mut self, dice: &mut Dice, receipt: &mut Receipt) -> Result<Placement, Miss> {
+        if !self.look.tried.is_empty() {
+            self.out = self.look.tried.into();
+            if let Ok(placement) = self.among_rest(dice, receipt) {
+                return Ok(placement);
+            }
+            self.out.clear();
+        }
+        self.among_rest(dice, receipt).map_err(|nobody| self.miss(nobody))
+    }
+
+    fn among_rest(&mut self, dice: &mut Dice, receipt: &mut Receipt) -> Result<Placement, Nobody> {
+        let mut tries = 0;
+        loop {
+            receipt.again();
+            let ready = self.ready(true);
+            let sorted = sort(self.yard, &ready, self.wanted())?;
+            self.advise(&sorted);
+            match self.attempt(sorted, tries >= TRIES, dice, receipt) {
+                Tried::Done(placement) => return Ok(placement),
+                Tried::Nobody(nobody) => return Err(nobody),
+                Tried::Again => tries += 1,
+            }
+        }
+    }
+
+    fn wanted(&self) -> Wanted<'a> {
+        Wanted {
+            profile: self.routing.profile.as_deref(),
+            bucketing: self.knobs().bucketing,
+            tokens: self.tokens,
+        }
+    }
+
+    /// Workers that serve the model and are well; of those that decode, those with room if that is asked for.
+    fn ready(&self, room: bool) -> SmallVec<[usize; 64]> {
+        let fits = |pod: &Pod| {
+            let seat = &pod.seat;
+            let open = pod.part == Part::Prefill || seat.has_room(self.look.rooms());
+            self.look.fits(seat) && (open || !room) && !self.out.contains(&seat.slot)
+        };
+        (0..self.yard.pods.len()).filter(|at| fits(&self.yard.pods[*at])).collect()
+    }
+
+    /// Asks the plan of step 2b, once.
+    fn advise(&mut self, sorted: &Sorted<'_>) {
+        let serves = self.knobs().bucketing && self.knobs().bucket_serve;
+        if self.advised || !serves || sorted.only_combined || self.tokens == 0 {
+            return;
+        }
+        self.advised = true;
+        self.band = self.cascade.advise(sorted, self.knobs().serve_mode, self.tokens, self.look);
+    }
+
+    fn attempt(
+        &mut self,
+        sorted: Sorted<'_>,
+        whatever: bool,
+        dice: &mut Dice,
+        receipt: &mut Receipt,
+    ) -> Tried {
+        let charges =
+            self.knobs().prefill_score.charges() || self.knobs().decode_score == DecodeScore::TokenLoad;
+        let mut open = charges.then(|| self.cascade.books.open());
+        let mut pool = sorted.pool;
+        for list in [&mut pool.prefill, &mut pool.decode, &mut pool.combined] {
+            list.iter_mut().for_each(|c| c.sight = self.see(c, open.as_deref()));
+        }
+        let terms = Terms { knobs: self.knobs(), bytes: self.bytes, band: self.band };
+        let picked = if sorted.only_combined {
+            receipt.step("bucket", true, || "no pair takes a prompt of this length".to_owned());
+            pick::idlest(&pool.combined, true, dice, receipt).map(Picked::Combined)
+        } else {
+            pick::pick(pool.clone(), &terms, dice, receipt)
+        };
+        match picked {
+            None => Tried::Nobody(Nobody::AllSkipped),
+            Some(Picked::Combined(at)) => match self.take(at, &pool.combined, self.look.rooms(), whatever) {
+                Some(worker) => Tried::Done(Placement::Whole { worker }),
+                None => Tried::Again,
+            },
+            Some(Picked::Pair { prefill, decode }) => {
+                let Some(prefill) = self.take(prefill, &pool.prefill, 1, whatever) else {
+                    return Tried::Again;
+                };
+                let half = Half { prefill, decode };
+                match self.with_decode(half, &mut pool, &mut open, (dice, receipt)) {
+                    Some(placement) => Tried::Done(placement),
+                    None => Tried::Again,
+                }
+            }
+        }
+    }
+
+    /// The prefill's place is taken: the decode's too, and then the charge is made.
+    fn with_decode(
+        &mut self,
+        half: Half,
+        pool: &mut Pool<'_>,
+        open: &mut Option<MutexGuard<'_, Open>>,
+        (dice, receipt): (&mut Dice, &mut Receipt),
+    ) -> Option<Placement> {
+        let Half { mut prefill, decode: mut at } = half;
+        let own = pool.prefill.iter().find(|c| self.yard.pods[c.at].seat.slot == prefill.seat.slot)?;
+        let (group, matched) = (own.roleset, own.sight.matched_pct);
+        pool.decode.retain(|c| c.roleset == group);
+        let mut tries = 0;
+        let mut decode = loop {
+            if let Some(decode) = self.take(at, &pool.decode, self.look.rooms(), tries > TRIES) {
+                break decode;
+            }
+            tries += 1;
+            pool.decode.retain(|c| {
+                let seat = &self.yard.pods[c.at].seat;
+                seat.has_room(self.look.rooms()) && !self.out.contains(&seat.slot)
+            });
+            pool.decode.iter_mut().for_each(|c| c.sight = self.see(c, open.as_deref()));
+            let Some(next) = pick::decode_alone(&pool.decode, self.knobs(), dice, receipt) else {
+                // Others took the rooms of all its partners: another prefill may still have one.
+                prefill.seat.pulse.step_back(self.look.now);
+                return None;
+            };
+            at = next;
+        };
+        if let Some(open) = open {
+            self.charge(open, (&mut prefill, &mut decode), matched, receipt);
+        }
+        if let Some((blocks, _)) = &self.prompt {
+            prefill.mark = self.cascade.index.hold(blocks, holder(&prefill.seat), self.look.now);
+        }
+        Some(Placement::Pair { prefill, decode })
+    }
+
+    /// The place of a chosen one, if its load is as it was seen and its breaker lets the request through.
+    fn take(&mut self, at: usize, seen: &[Candidate<'_>], rooms: u32, whatever: bool) -> Option<Taken> {
+        let seat = &self.yard.pods[at].seat;
+        let count = seen.iter().find(|c| c.at == at)?.sight.count;
+        let lease: Option<Lease> = if whatever {
+            seat.load.take_within(seat.window, rooms)
+        } else if seat.fits_in(count, rooms) {
+            seat.load.take_if(count, rooms)
+        } else {
+            None
+        };
+        let taken = Taken::new(seat, lease?);
+        if taken.seat.pulse.enter(self.look.now) {
+            return Some(taken);
+        }
+        self.out.push(seat.slot);
+        None
+    }
+
+    /// What is known of one candidate now.
+    fn see(&self, candidate: &Candidate<'_>, open: Option<&Open>) -> Sight {
+        let pod = &self.yard.pods[candidate.at];
+        let (seat, gauges) = (&pod.seat, &pod.seat.gauges);
+        let count = seat.load.in_flight();
+        let tokens = open.map(|open| open.ledger.tokens(seat.slot)).unwrap_or_default();
+        Sight {
+            count,
+            observed: seat.pulse.has_answered() || gauges.observed(),
+            throughput: gauges.throughput.get(),
+            kv_usage: gauges.kv_usage.get(),
+            drain: gauges.drain_rate.get(),
+            waiting: gauges.waiting_for_anything(),
+            prefill_ms: gauges.prefill_ms(),
+            matched_pct: self.matched_pct(seat),
+            active_tokens: tokens.active,
+            kv_tokens: tokens.kv,
+            decode_tokens: tokens.decode,
+            decode_secs: tokens.decode_secs(self.look.now),
+        }
+    }
+
+    /// Share of the prompt's blocks that the worker holds from the first on, in whole percent.
+    fn matched_pct(&self, seat: &Seat) -> u32 {
+        let Some((blocks, found)) = &self.prompt else { return 0 };
+        let Ok(at) = found.binary_search_by_key(&seat.slot, |(h, _)| h.slot) else { return 0 };
+        let (of, held) = found[at];
+        let all = blocks.hashes.len() as u64;
+        if of != holder(seat) || all == 0 { 0 } else { (u64::from(held) * 100 / all) as u32 }
+    }
+
+    fn charge(
+        &self,
+        open: &mut Open,
+        (prefill, decode): (&mut Taken, &mut Taken),
+        matched: u32,
+        receipt: &mut Receipt,
+    ) {
+        let (knobs, ask, now) = (self.knobs(), self.look.ask, self.look.now);
+        let prompt = prompt_tokens(ask.size);
+        let turn = Turn {
+            model: ask.model.as_deref().unwrap_or_default(),
+            key: self.routing.session_key.as_deref(),
+            prompt_tokens: prompt,
+            matched_pct: knobs.prefill_score.looks_up().then(|| knobs.counted(matched)),
+            by_session: !knobs.session_ttl.is_zero(),
+        };
+        let of_prefill = knobs.prefill_score.charges().then(|| {
+            let new = open.sessions.new_tokens(&turn, self.cascade.sessions, now);
+            (prefill.seat.slot, knobs.request_cost.saturating_add(new))
+        });
+        let of_decode = (knobs.decode_score == DecodeScore::TokenLoad).then_some((decode.seat.slot, prompt));
+        let charge = Charge { prefill: of_prefill, decode: of_decode, at: now, ttl: knobs.charge_ttl };
+        let (active, rest) = self.cascade.books.charge(open, charge);
+        (prefill.charge, decode.charge) = (Some(active), Some(rest));
+        let mut told = |seat: &Seat, what, charged: Option<(u32, u64)>| {
+            if let Some((_, tokens)) = charged.filter(|_| receipt.is_on()) {
+                receipt.charges.push(Charged { worker: seat.worker.id.clone(), what, tokens });
+            }
+        };
+        told(&prefill.seat, "active", of_prefill);
+        told(&prefill.seat, "kv", of_prefill);
+        told(&decode.seat, "decode", of_decode);
+    }
+
+    /// What to say when nobody can be chosen: windows say most, because room may come.
+    fn miss(&self, nobody: Nobody) -> Miss {
+        let (rooms, all) = (self.look.rooms(), self.ready(false));
+        if all.len() > self.ready(true).len()
+            && let Ok(sorted) = sort(self.yard, &all, self.wanted())
+        {
+            let (list, leg) = match sorted.only_combined {
+                true => (&sorted.pool.combined, LegName::Whole),
+                false => (&sorted.pool.decode, LegName::Decode),
+            };
+            let widest = list.iter().filter_map(|c| self.yard.pods[c.at].seat.window).max();
+            return match widest.filter(|widest| *widest < rooms) {
+                Some(widest) => Miss::Nobody(Fault::Shed { leg, rooms, widest: Some(widest) }),
+                None => Miss::Full(Fault::Shed { leg, rooms, widest: None }),
+            };
+        }
+        Miss::Nobody(Fault::Unroutable { reason: nobody.to_string() })
+    }
+
+    /// Another decode for what this prefill has computed, by step 4 alone. What the request holds there is charged anew.
+    pub fn replace(&mut self, prefill: &str, dice: &mut Dice, receipt: &mut Receipt) -> Option<Taken> {
+        let own = self.yard.pod(prefill).filter(|pod| pod.part == Part::Prefill)?;
+        self.out = self.look.tried.into();
+        self.decode_for(own, dice, receipt).or_else(|| {
+            self.out.clear();
+            self.decode_for(own, dice, receipt)
+        })
+    }
+
+    fn decode_for(&mut self, prefill: &Pod, dice: &mut Dice, receipt: &mut Receipt) -> Option<Taken> {
+        let group = *prefill.groups.first()?;
+        let knobs = self.knobs();
+        let mut tries = 0;
+        loop {
+            receipt.again();
+            let charges = knobs.prefill_score.charges() || knobs.decode_score == DecodeScore::TokenLoad;
+            let mut open = charges.then(|| self.cascade.books.open());
+            let own = |at: &usize| {
+                let pod = &self.yard.pods[*at];
+                pod.part == Part::Decode && pod.groups.contains(&group)
+            };
+            let legs = self.ready(true).into_iter().filter(own);
+            let mut list: Vec<_> = legs.map(|at| super::pool::candidate(self.yard, (at, group))).collect();
+            list.iter_mut().for_each(|c| c.sight = self.see(c, open.as_deref()));
+            let at = pick::decode_alone(&list, knobs, dice, receipt)?;
+            if let Some(mut taken) = self.take(at, &list, self.look.rooms(), tries >= TRIES) {
+                if let Some(open) = &mut open {
+                    let prompt = prompt_tokens(self.look.ask.size);
+                    let kv = knobs.prefill_score.charges().then_some(prefill.seat.slot);
+                    let kv = kv.map(|slot| (slot, knobs.request_cost.saturating_add(prompt)));
+                    let decode = knobs.decode_score == DecodeScore::TokenLoad;
+                    let decode = decode.then_some((taken.seat.slot, prompt));
+                    let charge = Charge { prefill: kv, decode, at: self.look.now, ttl: knobs.charge_ttl };
+                    taken.charge = Some(self.cascade.books.charge_rest(open, charge));
+                }
+                return Some(taken);
+            }
+            tries += 1;
+        }
+    }
+}

@@ -2,6 +2,7 @@
 //! of its cases.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::type_complexity, reason = "rows of cases")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

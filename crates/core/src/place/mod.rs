@@ -172,6 +172,7 @@ pub fn rooms(ask: &Ask) -> u32 {
 
 /// How workers are chosen.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a gateway has one of each")]
 pub enum Strategy {
     /// SMG's: one policy a leg.
     Legwise(Legwise),

@@ -33,6 +33,9 @@ use crate::prompt::Blocks;
 /// the load, if the window has room.
 const TRIES: usize = 64;
 
+/// The prompt, and who holds how many of its blocks, by slot.
+pub(super) type Held = (Arc<Blocks>, SmallVec<[(Holder, u32); 8]>);
+
 /// One decision.
 pub struct Decision<'a> {
     cascade: &'a Cascade,
@@ -42,8 +45,8 @@ pub struct Decision<'a> {
     /// Prompt tokens, as buckets count them.
     tokens: u64,
     bytes: u64,
-    /// The prompt, and who holds how many of its blocks, by slot. Only where a score asks for that.
-    prompt: Option<(Arc<Blocks>, SmallVec<[(Holder, u32); 8]>)>,
+    /// Only where a score asks for it.
+    prompt: Option<Held>,
     /// The band that the plan has for the prompt, by group.
     band: Option<u32>,
     advised: bool,

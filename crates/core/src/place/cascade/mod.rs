@@ -30,8 +30,6 @@ pub mod yard;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use smallvec::SmallVec;
-
 use self::books::Books;
 use self::knobs::{Knobs, ServeMode};
 use self::ledger::Stale;
@@ -48,8 +46,8 @@ use crate::ask::{Api, Ask};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Fleet, Seat};
-use crate::prefix::{Holder, PrefixIndex};
-use crate::prompt::{Blocks, Prompt};
+use crate::prefix::PrefixIndex;
+use crate::prompt::Prompt;
 use crate::time::Instant;
 
 /// Models whose traffic step 2b remembers. More are served without bands.
@@ -127,7 +125,7 @@ impl Cascade {
     }
 
     /// The prompt's blocks and who holds how many of them, in the order of slots.
-    fn holders(&self, look: &Look<'_>) -> (Arc<Blocks>, SmallVec<[(Holder, u32); 8]>) {
+    fn holders(&self, look: &Look<'_>) -> live::Held {
         let fleet = look.fleet;
         self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
         let blocks = look.ask.prompt.blocks(self.block_tokens);

@@ -244,7 +244,7 @@ pub fn decode_alone(
 ) -> Option<usize> {
     let terms = Terms { knobs, bytes: 0, band: None };
     let mut pool = Pool { decode: list.to_vec(), ..Pool::default() };
-    (receipt.decode.scores.clear(), receipt.decode.tied.clear());
+    receipt.decode = OfLeg::default();
     let drawn = spread_decode(&mut pool, &terms, dice, receipt);
     let scores = decode_scores(&pool, &terms, receipt);
     let least = scores.iter().flatten().copied().fold(f64::INFINITY, f64::min);

@@ -42,7 +42,7 @@ impl Desk {
     fn place(&mut self, ask: &Ask) -> Placement {
         self.secs += 1;
         let now = Instant::from_micros(self.secs * 1_000_000);
-        let look = Look { fleet: &self.fleet, ask, tried: &[], now };
+        let look = Look::new(&self.fleet, ask, now);
         self.strategy.place(&look, &mut Dice::new(self.secs)).unwrap()
     }
 

@@ -61,14 +61,6 @@ struct Half {
     decode: usize,
 }
 
-/// What became of one try.
-enum Tried {
-    Done(Placement),
-    Nobody(Nobody),
-    /// The load has changed, or a breaker let another request through.
-    Again,
-}
-
 impl<'a> Decision<'a> {
     pub fn new(cascade: &'a Cascade, look: &'a Look<'a>, routing: &'a Routing) -> Decision<'a> {
         let prompt = routing.knobs.prefill_score.looks_up().then(|| cascade.holders(look));
@@ -101,11 +93,10 @@ impl<'a> Decision<'a> {
             let ready = self.ready(true);
             let sorted = sort(self.yard, &ready, self.wanted())?;
             self.advise(&sorted);
-            match self.attempt(sorted, tries >= TRIES, dice, receipt) {
-                Tried::Done(placement) => return Ok(placement),
-                Tried::Nobody(nobody) => return Err(nobody),
-                Tried::Again => tries += 1,
+            if let Some(placement) = self.attempt(sorted, tries >= TRIES, dice, receipt)? {
+                return Ok(placement);
             }
+            tries += 1;
         }
     }
 
@@ -137,13 +128,14 @@ impl<'a> Decision<'a> {
         self.band = self.cascade.advise(sorted, self.knobs().serve_mode, self.tokens, self.look);
     }
 
+    /// One choice. `None`: the load has changed before the place was taken, or a breaker let another request through.
     fn attempt(
         &mut self,
         sorted: Sorted<'_>,
         whatever: bool,
         dice: &mut Dice,
         receipt: &mut Receipt,
-    ) -> Tried {
+    ) -> Result<Option<Placement>, Nobody> {
         let charges =
             self.knobs().prefill_score.charges() || self.knobs().decode_score == DecodeScore::TokenLoad;
         let mut open = charges.then(|| self.cascade.books.open());
@@ -158,23 +150,19 @@ impl<'a> Decision<'a> {
         } else {
             pick::pick(pool.clone(), &terms, dice, receipt)
         };
-        match picked {
-            None => Tried::Nobody(Nobody::AllSkipped),
-            Some(Picked::Combined(at)) => match self.take(at, &pool.combined, self.look.rooms(), whatever) {
-                Some(worker) => Tried::Done(Placement::Whole { worker }),
-                None => Tried::Again,
-            },
-            Some(Picked::Pair { prefill, decode }) => {
-                let Some(prefill) = self.take(prefill, &pool.prefill, 1, whatever) else {
-                    return Tried::Again;
-                };
-                let half = Half { prefill, decode };
-                match self.with_decode(half, &mut pool, &mut open, (dice, receipt)) {
-                    Some(placement) => Tried::Done(placement),
-                    None => Tried::Again,
-                }
+        Ok(match picked.ok_or(Nobody::AllSkipped)? {
+            Picked::Combined(at) => {
+                let worker = self.take(at, &pool.combined, self.look.rooms(), whatever);
+                worker.map(|worker| Placement::Whole { worker })
             }
-        }
+            Picked::Pair { prefill, decode } => match self.take(prefill, &pool.prefill, 1, whatever) {
+                None => None,
+                Some(prefill) => {
+                    let half = Half { prefill, decode };
+                    self.with_decode(half, &mut pool, &mut open, (dice, receipt))
+                }
+            },
+        })
     }
 
     /// The prefill's place is taken: the decode's too, and then the charge is made.

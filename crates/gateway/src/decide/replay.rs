@@ -1,7 +1,7 @@
 //! A scenario played: the fleet that it describes, and its requests in the order of time.
 //!
 //! Nothing is decided here. Settings come from [`Config`], workers are described by [`crate::registry::Spec`], requests are read by
-//! [`Ask`] and placed by [`Strategy`], each as when serving; what is missing is the network.
+//! [`Ask`] and placed by [`Strategies`], each as when serving; what is missing is the network.
 
 use std::sync::Arc;
 

@@ -64,7 +64,7 @@ fn decision(name: PolicyName, workers: u32, asks: &[Ask]) -> Duration {
         micros += 50;
         at = (at + 1) % asks.len();
         let now = time::Instant::from_micros(micros);
-        let look = Look { fleet: &fleet, ask: &asks[at], tried: &[], now };
+        let look = Look::new(&fleet, &asks[at], now);
         let mut placement = strategy.place(&look, &mut dice).unwrap();
         if let Placement::Pair { prefill, decode } = &mut placement {
             prefill.computed();

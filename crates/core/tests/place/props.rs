@@ -73,7 +73,7 @@ fn strategy(name: PolicyName, tuning: &Tuning) -> Strategy {
 }
 
 fn place(fleet: &Fleet, strategy: &Strategy, ask: &Ask, at: u64, dice: &mut Dice) -> Option<Placement> {
-    let look = Look { fleet, ask, tried: &[], now: Instant::from_micros(at) };
+    let look = Look::new(fleet, ask, Instant::from_micros(at));
     strategy.place(&look, dice).ok()
 }
 

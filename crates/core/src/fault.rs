@@ -42,6 +42,8 @@ pub struct Refusal {
     pub retry_after: Option<String>,
     /// The leg belongs to a plan whose prefill runs alone (SMG names such a refusal differently).
     pub alone: bool,
+    /// It refuses because of the KV that it was to fetch, not because of the request.
+    pub lost_kv: bool,
 }
 
 /// Why an exchange failed.
@@ -197,8 +199,12 @@ impl Refusal {
         self.status == 429 || (self.status == 503 && self.retry_after.is_some())
     }
 
-    /// The status the client gets: the engine's own if it is an error, else 502 (a redirect is not followed).
+    /// The status the client gets: the engine's own if it is an error of the request's or the engine's, else 502 (a
+    /// redirect is not followed, and KV that did not come is not the client's mistake).
     fn outward(&self) -> u16 {
+        if self.lost_kv {
+            return 502;
+        }
         if (400..600).contains(&self.status) { self.status } else { 502 }
     }
 }
@@ -232,7 +238,7 @@ impl Fault {
     pub fn verdict(&self, leg: LegName) -> Verdict {
         match self {
             Fault::Refused { leg: l, refusal } if *l == leg => match refusal.outward() {
-                _ if refusal.is_push_back() => Verdict::Mute,
+                _ if refusal.is_push_back() || refusal.lost_kv => Verdict::Mute,
                 500 | 502 | 503 | 504 => Verdict::Bad,
                 // A client's mistake counts neither way: it must not clear a row of failures, nor close a
                 // half-open breaker.
@@ -523,7 +529,7 @@ pub fn read_refusal(status: u16, body: &[u8], retry_after: Option<String>, alone
     if message.is_empty() {
         message = format!("The worker answered with status {status} and no message.");
     }
-    Refusal { status, message, param: field("param"), retry_after, alone }
+    Refusal { status, message, param: field("param"), retry_after, alone, lost_kv: false }
 }
 
 #[cfg(test)]

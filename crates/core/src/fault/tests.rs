@@ -56,6 +56,15 @@ fn push_back_is_retried_and_a_clients_mistake_is_not() {
 }
 
 #[test]
+fn kv_that_did_not_come_is_nobodys_mistake_and_is_tried_again() {
+    let refusal = Refusal { status: 400, message: "no KV".into(), lost_kv: true, ..Refusal::default() };
+    let fault = Fault::Refused { leg: LegName::Decode, refusal };
+    assert_eq!((fault.status(), fault.code(), fault.retry()), (502, "decode_bad_gateway", Retry::Safe));
+    assert_eq!(fault.verdict(LegName::Decode), Verdict::Mute);
+    assert_eq!(fault.answer().message, "no KV");
+}
+
+#[test]
 fn an_engines_message_is_found_in_each_of_its_shapes() {
     for body in [
         r#"{"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}"#,

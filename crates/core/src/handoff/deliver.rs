@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::{Edits, mooncake, moriio, neuron, nixl, shfs, trt};
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
+use crate::fault::Refusal;
 use crate::fleet::Worker;
 use crate::merge::{Form, PromptLogprobs};
 use crate::record::HandoffResult;
@@ -59,6 +60,12 @@ impl Deliver {
     /// since it began to serve, or it may be another engine by now.
     pub fn quotes_engine(&self) -> bool {
         matches!(self, Deliver::Mooncake(due) if due.is_live())
+    }
+
+    /// Does the decode refuse because of the KV that it was told of? Its own words say so; the request itself was
+    /// taken by the prefill before, or is by then.
+    pub fn lost_kv(&self, refusal: &Refusal) -> bool {
+        matches!(self, Deliver::Trt(_) | Deliver::TrtTold) && trt::lost_kv(refusal)
     }
 
     /// What the prefill's answer gives the decode leg. `prefill` is what is known of the worker now.

@@ -93,7 +93,7 @@ impl Telling {
                     message: "no".into(),
                     retry_after: later.first().map(|_| "1".to_owned()),
                     alone: self.world.is(Order::InTurn),
-                    param: None,
+                    ..Refusal::default()
                 };
                 (Fault::Refused { leg: name, refusal }, true)
             }

@@ -129,7 +129,9 @@ impl Drive {
             LegEvent::Refused { status, body, retry_after } => {
                 let named = |p: &Plan| p.course.order == Order::InTurn || p.mode.is_some();
                 let alone = self.plan.as_ref().is_some_and(named);
-                let refusal = read_refusal(status, &body, retry_after, alone);
+                let mut refusal = read_refusal(status, &body, retry_after, alone);
+                let deliver = self.plan.as_ref().map(|plan| &plan.deliver).filter(|_| leg == Leg::Decode);
+                refusal.lost_kv = deliver.is_some_and(|deliver| deliver.lost_kv(&refusal));
                 self.failure(leg, |leg| Fault::Refused { leg, refusal }, true)
             }
             LegEvent::Unreachable(lost) => {

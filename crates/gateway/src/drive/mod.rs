@@ -458,6 +458,13 @@ impl Drive {
                 return Poll::Ready(self.told_by(leg, event));
             }
         }
+        if !self.exchange.has_started()
+            && let Some(leg) = self.legs[Leg::Decode as usize].as_mut()
+            && let Poll::Ready(event) = leg.read_ahead(cx)
+        {
+            // Its head came, and then it went away while the prefill's was waited for.
+            return Poll::Ready(self.told_by(Leg::Decode, event));
+        }
         if let Some(held) = self.held.take_if(|held| held.again.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(self.told_by(Leg::Prefill, LegEvent::Answer(held.answer)));
         }

@@ -3,6 +3,7 @@
 //! A leg is polled, not spawned. It says what happened in [`LegEvent`]s; how much of the body it reads by
 //! itself depends on what is wanted of it ([`Want`]). Dropping it closes its connection.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -110,6 +111,9 @@ pub enum LegEvent {
     Broken(Lost),
 }
 
+/// Most bytes of a body that are read before they can go to the client, but for a last piece.
+const AHEAD_MAX: usize = 64 << 10;
+
 type Dial = Pin<Box<dyn Future<Output = Result<Box<Link>, Lost>> + Send>>;
 
 enum State {
@@ -147,6 +151,8 @@ pub struct Leg {
     was_delivered: bool,
     /// When the last piece of a relayed body came.
     heard: Option<Instant>,
+    /// What came of a relayed body before anybody asked for it, and whether that was all.
+    ahead: (VecDeque<Bytes>, bool),
 }
 
 impl Leg {
@@ -163,6 +169,7 @@ impl Leg {
             asked: clock.now(),
             was_delivered: false,
             heard: None,
+            ahead: (VecDeque::new(), false),
         };
         match pool.address(seat) {
             Err(lost) => leg.state = State::Dialing(Box::pin(std::future::ready(Err(lost)))),
@@ -333,10 +340,36 @@ impl Leg {
         Poll::Ready(event)
     }
 
+    /// Reads a little of a body that is to be relayed later, so that a worker that goes away meanwhile is noticed.
+    /// Ready if it does.
+    pub fn read_ahead(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
+        let State::Open(reader) = &mut self.state else { return Poll::Pending };
+        let (pieces, ended) = &mut self.ahead;
+        let mut room = AHEAD_MAX.saturating_sub(pieces.iter().map(Bytes::len).sum());
+        while room > 0 && !*ended {
+            match ready!(reader.poll(cx)) {
+                Some(Ok(piece)) => {
+                    room = room.saturating_sub(piece.len());
+                    pieces.push_back(piece);
+                }
+                Some(Err(lost)) => {
+                    self.state = State::Over;
+                    return Poll::Ready(LegEvent::Broken(lost));
+                }
+                None => *ended = true,
+            }
+        }
+        Poll::Pending
+    }
+
     /// The next piece of a relayed body; `None` at its end.
     pub fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lost>>> {
         let State::Open(reader) = &mut self.state else { return Poll::Ready(None) };
-        let piece = ready!(reader.poll(cx));
+        let piece = match (self.ahead.0.pop_front(), self.ahead.1) {
+            (Some(piece), _) => Some(Ok(piece)),
+            (None, true) => None,
+            (None, false) => ready!(reader.poll(cx)),
+        };
         match &piece {
             None => self.finish(),
             Some(Err(_)) => self.state = State::Over,

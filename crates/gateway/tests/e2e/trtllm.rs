@@ -5,7 +5,7 @@ use baton_core::fleet::{Engine, Role};
 use baton_sim::Dialect;
 use serde_json::json;
 
-use crate::support::{Ask, Gate, House, PROMPT, Plan, Step, until};
+use crate::support::{Ask, Gate, House, PROMPT, Plan, SOON, Step, sse, until, within};
 
 async fn house(args: &str, labels: &'static [(&'static str, &'static str)]) -> House {
     let register = move |spec: &mut baton_gateway::registry::Spec| {
@@ -98,5 +98,67 @@ async fn a_context_leg_that_fails_ends_the_generation_leg() {
     assert_eq!(context["disagg_request_id"], generation["ctx_request_id"]);
     assert_eq!(context["disagg_request_id"].as_u64().unwrap() >> 12 & 0x3ff, 7, "this gateway's ids");
     assert_eq!(generation["ctx_info_endpoint"], "tcp://127.0.0.1:5555");
+    house.close().await;
+}
+
+#[tokio::test]
+async fn kv_that_did_not_come_is_another_attempt_and_a_clients_mistake_is_none() {
+    let lost =
+        r#"{"object":"error","message":"Error in kv cache transfer for generation requests","code":400}"#;
+    let plan = Plan::pairs(Dialect::Trtllm, 1, 1).engines(|spec| spec.timeout_scale = 0.01);
+    let mut house = plan.tapped().open().await;
+    house.taps[1].script([Step::json(400, "", lost)]);
+    Ask::chat(PROMPT, 8).served(house.address).await;
+    assert_eq!((house.taps[0].count(), house.taps[1].count()), (2, 2), "with fresh ids, from the prompt on");
+    house.taps[1].script([Step::json(400, "", r#"{"object":"error","message":"no such token","code":400}"#)]);
+    let reply = Ask::chat(PROMPT, 8).post(house.address).await;
+    assert_eq!(reply.error(), (400, "decode_bad_request".into()));
+    assert_eq!((house.taps[0].count(), house.taps[1].count()), (3, 3));
+    house.expire_what_was_stranded();
+    house.no_after();
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_generation_leg_that_goes_away_between_its_head_and_the_contexts_answer_is_noticed() {
+    let info = &[("ctx_info_endpoint", "tcp://127.0.0.1:5555"), ("ctx_dp_rank", "0")];
+    let house = house("--trt-schedule-style generation_first", info).await;
+    let gate = Gate::default();
+    // The context server waits for somebody who fetches the KV.
+    house.taps[0].script([Step::Never]);
+    house.taps[1].script([
+        Step::stream_head(""),
+        Step::chunk(": begun\n\n"),
+        Step::Wait(gate.clone()),
+        Step::Reset,
+    ]);
+    let address = house.address;
+    let reply = tokio::spawn(async move { Ask::chat(PROMPT, 8).streamed().post(address).await });
+    until("both legs are sent", || house.taps.iter().all(|tap| tap.count() == 1)).await;
+    gate.open();
+    let reply = within(SOON, "the answer", reply).await.unwrap();
+    assert_eq!(reply.error(), (502, "decode_read_failed".into()));
+    let context = house.taps[0].last();
+    until("the context leg is dropped", || context.is_gone()).await;
+    house.close().await;
+}
+
+#[tokio::test]
+async fn what_came_before_the_contexts_answer_comes_first() {
+    let info = &[("ctx_info_endpoint", "tcp://127.0.0.1:5555"), ("ctx_dp_rank", "0")];
+    let house = house("--trt-schedule-style generation_first", info).await;
+    let gate = Gate::default();
+    house.taps[0].script([Step::Wait(gate.clone()), Step::json(200, "", &context_answer("length"))]);
+    // More than is read before its time.
+    let long = format!("data: {{\"text\":\"{}\"}}\n\n", "x".repeat(90_000));
+    let pieces =
+        ["data: {\"text\":\"a\"}\n\n", &long, &long, "data: {\"text\":\"z\"}\n\n", "data: [DONE]\n\n"];
+    house.taps[1].script(sse(&pieces));
+    let address = house.address;
+    let reply = tokio::spawn(async move { Ask::chat(PROMPT, 8).streamed().post(address).await });
+    until("both legs are sent", || house.taps.iter().all(|tap| tap.count() == 1)).await;
+    gate.open();
+    let reply = reply.await.unwrap();
+    assert_eq!((reply.status, reply.broken, reply.text() == pieces.concat()), (200, false, true));
     house.close().await;
 }

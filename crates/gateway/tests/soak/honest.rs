@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use baton_sim::{EngineHandle, Fault, FaultKind, Happened};
+use baton_sim::{EngineHandle, Fault, FaultKind, Happened, Kind};
 use tokio::time::Instant;
 
 /// How one request ended.
@@ -27,6 +27,8 @@ struct Allowed {
     failed: &'static [(u16, &'static [&'static str])],
     cut: &'static [&'static str],
     broken: bool,
+    /// Only while another engine is felt to be away: else another attempt would have served the request.
+    alone: bool,
     /// How long after the fault, or after the request began if that was later.
     within: Duration,
 }
@@ -40,7 +42,7 @@ pub const REQUEST: Duration = Duration::from_secs(6);
 /// How long an engine that was away is felt: until its health was asked again, and its breaker closed.
 const FELT: Duration = Duration::from_secs(2);
 
-const SURVIVED: Allowed = Allowed { failed: &[], cut: &[], broken: false, within: TOLD };
+const SURVIVED: Allowed = Allowed { failed: &[], cut: &[], broken: false, alone: false, within: TOLD };
 
 /// A client's mistake, as the engine says: nothing is tried again.
 const REFUSED: Allowed = Allowed {
@@ -51,9 +53,16 @@ const REFUSED: Allowed = Allowed {
 const NOT_IMPLEMENTED: Allowed =
     Allowed { failed: &[(501, &["prefill_upstream_error", "prefill_error", "decode_error"])], ..SURVIVED };
 
-/// An engine asks to be left alone for a while, and there is no other one just now.
-const PUSHED_BACK: Allowed =
-    Allowed { failed: &[(429, &["prefill_upstream_error", "prefill_error", "decode_error"])], ..SURVIVED };
+/// What another attempt is made for; with nobody left to try, the engine's own word is the last one.
+const TRIED_AGAIN: Allowed = Allowed {
+    failed: &[
+        (429, &["prefill_upstream_error", "prefill_error", "decode_error"]),
+        (500, &["prefill_upstream_error", "prefill_internal_error", "decode_internal_error"]),
+        (503, &["prefill_upstream_error", "prefill_unavailable", "decode_unavailable"]),
+    ],
+    alone: true,
+    ..SURVIVED
+};
 
 /// A connection that breaks when the answer has begun.
 const BROKEN_OFF: Allowed = Allowed { cut: &["decode_read_failed"], broken: true, ..SURVIVED };
@@ -65,6 +74,7 @@ const SILENT: Allowed = Allowed {
     failed: &[(504, &["request_timeout", "pd_decode_watchdog"])],
     cut: &["request_timeout", "pd_decode_watchdog"],
     broken: true,
+    alone: false,
     within: Duration::from_secs(REQUEST.as_secs() + 2),
 };
 
@@ -77,11 +87,12 @@ const DOWN: Allowed = Allowed {
             502,
             &["prefill_request_failed", "decode_request_failed", "prefill_read_failed", "decode_read_failed"],
         ),
-        (502, &["moriio_handoff_invalid"]),
+        (502, &["moriio_handoff_invalid", "decode_bad_gateway"]),
         (503, &["no_available_workers", "trtllm_context_unknown"]),
     ],
     cut: &["decode_read_failed", OF_THE_ENGINE, ABORT],
     broken: true,
+    alone: false,
     within: Duration::from_secs(TOLD.as_secs() + 1),
 };
 
@@ -90,16 +101,16 @@ pub const OF_THE_ENGINE: &str = "of the engine";
 /// SGLang's native stream ends with an abort as its finish reason.
 pub const ABORT: &str = "abort";
 
-fn allowed(fault: &Fault) -> &'static Allowed {
+fn allowed(kind: Kind, fault: &Fault) -> &'static Allowed {
     match (fault.kind, fault.status, fault.chunks) {
         (FaultKind::Status, Some(400), _) => &REFUSED,
         (FaultKind::Status, Some(501), _) => &NOT_IMPLEMENTED,
-        (FaultKind::Status, Some(429), _) => &PUSHED_BACK,
-        // 500, 503: another attempt.
-        (FaultKind::Status, ..) => &SURVIVED,
+        (FaultKind::Status, ..) => &TRIED_AGAIN,
         (FaultKind::Reset, _, Some(_)) => &BROKEN_OFF,
         (FaultKind::ErrorEvent, ..) => &ERROR_EVENT,
         (FaultKind::Stall, ..) => &SILENT,
+        // Its decode was told to wait for KV before, and none will come.
+        (FaultKind::NullParams, ..) if kind == Kind::Mooncake => &SILENT,
         // That the engine goes down is a line of its own.
         _ => &SURVIVED,
     }
@@ -110,6 +121,8 @@ struct Felt {
     from: Instant,
     to: Option<Instant>,
     what: String,
+    /// An engine is away.
+    away: bool,
     allowed: &'static Allowed,
 }
 
@@ -122,11 +135,17 @@ fn felt(engines: &[EngineHandle]) -> Vec<Felt> {
             match happened {
                 Happened::Struck(fault) => {
                     let what = format!("{:?} {:?} {:?}", fault.kind, fault.status, fault.chunks);
-                    all.push(Felt { from: at, to: Some(at), what, allowed: allowed(&fault) });
+                    all.push(Felt {
+                        from: at,
+                        to: Some(at),
+                        what,
+                        away: false,
+                        allowed: allowed(engine.spec().kind(), &fault),
+                    });
                 }
                 Happened::Down => {
                     down = Some(all.len());
-                    all.push(Felt { from: at, to: None, what: "Down".into(), allowed: &DOWN });
+                    all.push(Felt { from: at, to: None, what: "Down".into(), away: true, allowed: &DOWN });
                 }
                 Happened::Up => {
                     if let Some(down) = down.take() {
@@ -145,10 +164,10 @@ pub fn mistake(end: &End, began: Instant, ended: Instant, engines: &[EngineHandl
         return None;
     }
     let mut seen = Vec::new();
-    for felt in felt(engines) {
-        if felt.from > ended || felt.to.is_some_and(|to| to < began) {
-            continue;
-        }
+    let mut all = felt(engines);
+    all.retain(|felt| felt.from <= ended && felt.to.is_none_or(|to| to >= began));
+    let away = all.iter().any(|felt| felt.away);
+    for felt in all {
         let listed = match end {
             End::Failed(status, code) => {
                 felt.allowed.failed.iter().any(|(s, codes)| s == status && codes.contains(&code.as_str()))
@@ -158,10 +177,10 @@ pub fn mistake(end: &End, began: Instant, ended: Instant, engines: &[EngineHandl
             End::Right | End::Left => true,
         };
         let took = ended - felt.from.max(began);
-        if listed && took <= felt.allowed.within {
+        if listed && (away || !felt.allowed.alone) && took <= felt.allowed.within {
             return None;
         }
-        seen.push(format!("{} {took:?} before", felt.what));
+        seen.push(format!("{} {} ms before", felt.what, took.as_millis()));
     }
     Some(format!(
         "{end:?} after {:?}, and what befell its engines does not explain it: {seen:?}",

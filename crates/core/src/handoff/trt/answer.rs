@@ -12,7 +12,7 @@ use super::last;
 use crate::ask::Api;
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 use crate::exchange::Handed;
-use crate::fault::{Fault, LegName};
+use crate::fault::{Fault, LegName, Refusal};
 use crate::handoff::deliver::Reading;
 use crate::handoff::finish;
 use crate::record::HandoffResult;
@@ -92,6 +92,11 @@ fn find(answer: &Envelope) -> Option<&[u8]> {
     let some = |params: &&[u8]| scalar::kind(params) != scalar::Kind::Null;
     let inside = || scalar::member(finish::first_choice(answer)?, "disaggregated_params");
     answer.get("disaggregated_params").filter(some).or_else(|| inside().filter(some))
+}
+
+/// A generation server tells of KV that did not come as of a bad request (TensorRT-LLM 1.3.0rc).
+pub(in crate::handoff) fn lost_kv(refusal: &Refusal) -> bool {
+    refusal.status == 400 && refusal.message.to_ascii_lowercase().contains("kv cache transfer")
 }
 
 /// Of a context leg whose generation leg was told up front only this counts: whether it answered.

@@ -15,7 +15,7 @@ mod last;
 mod snowflake;
 
 pub use answer::Due;
-pub(super) use answer::told;
+pub(super) use answer::{lost_kv, told};
 
 use super::deliver::Deliver;
 use super::nixl::{IN_TURN, hands_over};

@@ -96,7 +96,7 @@ fn find(answer: &Envelope) -> Option<&[u8]> {
 
 /// A generation server tells of KV that did not come as of a bad request (TensorRT-LLM 1.3.0rc).
 pub(in crate::handoff) fn lost_kv(refusal: &Refusal) -> bool {
-    refusal.status == 400 && refusal.message.to_ascii_lowercase().contains("kv cache transfer")
+    refusal.message.to_ascii_lowercase().contains("kv cache transfer")
 }
 
 /// Of a context leg whose generation leg was told up front only this counts: whether it answered.

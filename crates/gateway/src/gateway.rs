@@ -8,6 +8,7 @@ use baton_core::admission::AdmissionRule;
 use baton_core::body::BodyLimits;
 use baton_core::breaker::BreakerRule;
 use baton_core::handoff;
+use baton_core::kv::KvIndex;
 use baton_core::limits::ExchangeLimits;
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::{Assignment, Cascade, Legwise, Policy, PolicyName, Strategies, Strategy, Tuning};
@@ -55,6 +56,8 @@ pub struct Gateway {
     pub strategies: Strategies,
     /// AIBrix's settings, where a model's config says nothing else.
     pub knobs: Arc<Knobs>,
+    /// What workers say that they hold.
+    pub kv: Arc<KvIndex>,
     pub rules: Rules,
     pub timeouts: Timeouts,
     pub entrance: Arc<Entrance>,
@@ -86,12 +89,14 @@ impl Gateway {
     ) -> Gateway {
         let handoff = registry.settings().handoff.clone();
         let knobs = knobs(config);
+        let kv = Arc::new(KvIndex::new(config.affinity.kv_events_max_bytes.get()));
         Gateway {
             registry,
             telemetry,
             measure: Arc::default(),
-            strategies: strategies(config, &knobs),
+            strategies: strategies(config, &knobs).hearing(&kv),
             knobs,
+            kv,
             rules: rules(config, handoff),
             timeouts: Timeouts {
                 header_read: config.timeouts.header_read,

@@ -12,6 +12,7 @@ pub mod drive;
 pub mod edge;
 pub mod entrance;
 pub mod gateway;
+pub mod hearing;
 pub mod lane;
 pub mod preflight;
 pub mod probe;

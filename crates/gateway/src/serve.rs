@@ -8,11 +8,12 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use baton_core::dice::Dice;
+use baton_core::kv::Trust;
 use baton_core::preflight::{Board, State};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -23,12 +24,13 @@ use crate::drive;
 use crate::edge;
 use crate::entrance::Entrance;
 use crate::gateway::{Gateway, admission_rule};
+use crate::hearing;
 use crate::lane::Lane;
 use crate::preflight;
 use crate::probe::{self, GaugeRule};
 use crate::registry::{self, Registry};
 use crate::telemetry::log::Drops;
-use crate::telemetry::{self, Live, Policies, Setup, Telemetry};
+use crate::telemetry::{self, Indexes, Live, Policies, Setup, Telemetry};
 
 /// Why the gateway could not start; says which setting to change.
 #[derive(Debug)]
@@ -50,12 +52,10 @@ pub struct Running {
     pub health_address: Option<SocketAddr>,
     pub gateway: Arc<Gateway>,
     stop: watch::Sender<Stop>,
-    acceptor: tokio::task::JoinHandle<()>,
-    metrics: tokio::task::JoinHandle<()>,
-    /// Asks workers for their load.
-    gauges: tokio::task::JoinHandle<()>,
     /// The pre-flight's board and the task that works at it.
     preflight: Option<(Arc<preflight::Desk>, tokio::task::JoinHandle<()>)>,
+    /// What runs beside the lanes until the end.
+    tasks: Vec<tokio::task::JoinHandle<()>>,
     lanes: Vec<(Arc<Lane>, JoinHandle<()>)>,
 }
 
@@ -104,10 +104,11 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let gateway = Arc::new(Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock));
     let preflight = attend(&config, &gateway, seed);
     registry.start();
+    let hearing = hear(&config, &gateway);
     let gauges = tokio::spawn(probe::gauges::run(registry, GaugeRule::of(&config), seed));
     let metrics = tokio::spawn(telemetry::serve(metrics, telemetry));
     let lanes = lanes(&gateway, config.server.worker_threads.map_or(cores, usize::from), seed)?;
-    let _ = house.set(lanes.iter().map(|l| l.lane.clone()).collect());
+    let _ = house.set((lanes.iter().map(|l| l.lane.clone()).collect(), Arc::downgrade(&gateway)));
     let (stop, stopped) = watch::channel(Stop::No);
     if let Some(listener) = health {
         tokio::spawn(probes(listener, gateway.clone(), stopped.clone()));
@@ -116,18 +117,8 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    Ok(Running {
-        address,
-        metrics_address,
-        health_address,
-        gateway,
-        stop,
-        acceptor,
-        metrics,
-        gauges,
-        preflight,
-        lanes,
-    })
+    let tasks = [acceptor, metrics, gauges].into_iter().chain(hearing).collect();
+    Ok(Running { address, metrics_address, health_address, gateway, stop, preflight, tasks, lanes })
 }
 
 /// Begins the pre-flight, unless it is switched off.
@@ -147,8 +138,16 @@ fn attend(
     Some((desk, task))
 }
 
-/// The lanes, once they run.
-type House = Arc<OnceLock<Vec<Arc<Lane>>>>;
+/// Hears KV events, where a policy heeds them.
+fn hear(config: &Config, gateway: &Arc<Gateway>) -> Option<tokio::task::JoinHandle<()>> {
+    let affinity = &config.affinity;
+    let ports = hearing::Ports { events: affinity.kv_events_port, replay: affinity.kv_events_replay_port };
+    let wanted = !gateway.strategies.own.indexes().is_empty();
+    wanted.then(|| tokio::spawn(hearing::hear(gateway.registry.clone(), gateway.kv.clone(), ports)))
+}
+
+/// The lanes and what they share, once they run.
+type House = Arc<OnceLock<(Vec<Arc<Lane>>, Weak<Gateway>)>>;
 
 fn setup(
     config: &Config,
@@ -160,12 +159,18 @@ fn setup(
     let (fleet, checked, entrance, house) =
         (registry.clone(), registry.clone(), entrance.clone(), house.clone());
     let live = move || Live {
+        now: checked.clock().now(),
         inflight: entrance.running(),
         queued: entrance.waiting(),
-        connections: house.get().map_or(0, |lanes| lanes.iter().map(|l| l.open()).sum()),
+        connections: house.get().map_or(0, |(lanes, _)| lanes.iter().map(|l| l.open()).sum()),
         checks: checked.tally().all().to_vec(),
         looks: checked.tally().looks(),
         preflight: standings(&checked),
+        indexes: house
+            .get()
+            .and_then(|(_, gateway)| gateway.upgrade())
+            .map(|g| indexes(&g))
+            .unwrap_or_default(),
     };
     Setup {
         duration_buckets: config.metrics.duration_buckets_secs.clone(),
@@ -191,6 +196,17 @@ fn standings(registry: &Registry) -> Vec<(String, &'static str)> {
         all.push((url.clone(), standing.state.as_str()));
     }
     all
+}
+
+fn indexes(gateway: &Gateway) -> Indexes {
+    let sent = gateway.strategies.indexes().into_iter();
+    let sent = sent.map(|(leg, index)| (leg, index.bytes(), index.budget(), index.evictions()));
+    let kv = &gateway.kv;
+    Indexes {
+        sent: sent.collect(),
+        told: [kv.bytes(), kv.budget(), kv.entries()],
+        choices: Trust::ALL.map(|trust| kv.choices(trust)),
+    }
 }
 
 impl Running {
@@ -226,9 +242,7 @@ impl Running {
         }
         self.stop.send_replace(Stop::Now);
         self.gateway.registry.shutdown();
-        self.acceptor.abort();
-        self.metrics.abort();
-        self.gauges.abort();
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
         self.lanes.iter().for_each(|(lane, _)| lane.pool.close());
         let threads = self.lanes.into_iter().map(|(_, thread)| thread);
         let joined = tokio::task::spawn_blocking(move || threads.for_each(|t| drop(t.join())));

@@ -11,6 +11,7 @@
 
 pub mod blocks;
 pub mod message;
+mod news;
 mod nixl;
 pub mod profile;
 mod rooms;
@@ -54,6 +55,7 @@ pub struct Engine {
     transfers_by_id: transfers::Transfers,
     counters: Counters,
     out: Vec<Output>,
+    news: news::News,
     dead: bool,
 }
 
@@ -65,7 +67,10 @@ impl Engine {
         spec.block_size = spec.block_size.max(1);
         // As at a real start: the context must fit the cache.
         spec.max_model_len = spec.max_model_len.min(spec.kv_blocks.saturating_mul(spec.block_size));
-        let pool = BlockPool::new(spec.kv_blocks, spec.caches_prompts());
+        let mut pool = BlockPool::new(spec.kv_blocks, spec.caches_prompts());
+        if spec.kv_events.is_some() {
+            pool.record();
+        }
         Self {
             id,
             dice: fastrand::Rng::with_seed(spec.seed),
@@ -83,6 +88,7 @@ impl Engine {
             transfers_by_id: transfers::Transfers::default(),
             counters: Counters::default(),
             out: Vec::new(),
+            news: news::News::new(spec.block_size),
             dead: false,
             spec,
         }
@@ -268,6 +274,11 @@ impl Engine {
     /// Takes the outputs since the last call.
     pub fn take_outputs(&mut self, into: &mut Vec<Output>) {
         into.append(&mut self.out);
+    }
+
+    /// What happened to its cached blocks since this was last asked. Nothing where it does not publish.
+    pub fn take_events(&mut self) -> Vec<baton_core::kv::Event> {
+        self.news.take(&mut self.pool)
     }
 
     /// Forgets all cached prompts.

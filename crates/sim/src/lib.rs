@@ -10,6 +10,7 @@ mod fleet;
 mod serve;
 pub mod text;
 
+pub use baton_core::kv::Form;
 pub use engine::profile::{PROFILES, Profile, StepWork};
 pub use engine::spec::{Connector, Dialect, EngineSpec, Kind, LoadFailure, Role};
 pub use engine::stats::Stats;

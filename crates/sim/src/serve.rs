@@ -10,6 +10,7 @@ mod info;
 mod json;
 mod metrics;
 mod node;
+mod publish;
 mod refusal;
 mod remote;
 mod server;

@@ -151,6 +151,12 @@ impl View {
         self.blocks.load(Ordering::Relaxed)
     }
 
+    /// Was anything ever heard of it, or meant to be?
+    pub fn is_used(&self) -> bool {
+        let troubled = || self.troubles.iter().any(|times| times.load(Ordering::Relaxed) > 0);
+        self.number().is_some() || self.heard.load(Ordering::Relaxed) > 0 || troubled()
+    }
+
     /// How long ago the last batch came.
     pub fn age(&self, now: Instant) -> Option<Duration> {
         let heard = self.heard.load(Ordering::Relaxed);

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Look, Miss, Placement, Policy, Seats, Taken};
+use super::{Indexes, Look, Miss, Placement, Policy, Seats, Taken};
 use crate::ask::Api;
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Prefill, Role, Seat};
+use crate::kv::KvIndex;
 
 /// One policy a leg, each with its own state. Whole workers have a third.
 #[derive(Debug)]
@@ -23,6 +24,24 @@ pub struct Legwise {
 }
 
 impl Legwise {
+    pub(super) fn hearing(self, events: &Arc<KvIndex>) -> Legwise {
+        let Legwise { prefill, decode, whole } = self;
+        Legwise {
+            prefill: prefill.hearing(events),
+            decode: decode.hearing(events),
+            whole: whole.hearing(events),
+        }
+    }
+
+    pub(super) fn indexes(&self) -> Indexes<'_> {
+        let legs = [
+            (LegName::Prefill, &self.prefill),
+            (LegName::Decode, &self.decode),
+            (LegName::Whole, &self.whole),
+        ];
+        legs.into_iter().filter_map(|(leg, policy)| Some((leg.as_str(), policy.index()?))).collect()
+    }
+
     /// The policy that chooses workers like this one.
     pub(super) fn of(&self, seat: &Seat) -> &Policy {
         match seat.worker.role {

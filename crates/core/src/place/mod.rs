@@ -34,9 +34,9 @@ use crate::ask::Ask;
 use crate::dice::Dice;
 use crate::fault::Fault;
 use crate::fleet::{Fleet, Seat};
-use crate::kv::Expected;
+use crate::kv::{Expected, KvIndex};
 use crate::load::Lease;
-use crate::prefix::Mark;
+use crate::prefix::{Mark, PrefixIndex};
 use crate::prompt::Prompt;
 use crate::time::Instant;
 use cascade::books::Held;
@@ -188,6 +188,9 @@ impl Strategy {
     /// [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs, [`Fault::Shed`] for a
     /// request that is wider than every window, or [`Fault::Unroutable`] in AIBrix's words.
     pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        look.tell(|receipt| {
+            receipt.prompt = receipt.is_on().then(|| look.ask.prompt.size());
+        });
         match self {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
             Strategy::Cascade(cascade) => cascade.place(look, dice),
@@ -199,6 +202,22 @@ impl Strategy {
         match self {
             Strategy::Legwise(legwise) => legwise.of(seat).has_computed(fleet, seat, prompt, now),
             Strategy::Cascade(cascade) => cascade.has_computed(fleet, seat, prompt, now),
+        }
+    }
+
+    /// Heeds what workers say that they hold.
+    pub fn hearing(self, events: &Arc<KvIndex>) -> Strategy {
+        match self {
+            Strategy::Legwise(legwise) => Strategy::Legwise(legwise.hearing(events)),
+            Strategy::Cascade(cascade) => Strategy::Cascade(cascade),
+        }
+    }
+
+    /// The indexes of what was sent where, by what they are for.
+    pub fn indexes(&self) -> Indexes<'_> {
+        match self {
+            Strategy::Legwise(legwise) => legwise.indexes(),
+            Strategy::Cascade(cascade) => SmallVec::from_iter([("pd", cascade.index())]),
         }
     }
 
@@ -224,7 +243,22 @@ pub struct Strategies {
     pub pd: Strategy,
 }
 
+/// Indexes of what was sent where: a leg's name, or `pd`.
+pub type Indexes<'a> = SmallVec<[(&'static str, &'a Arc<PrefixIndex>); 4]>;
+
 impl Strategies {
+    /// Heeds what workers say that they hold.
+    pub fn hearing(self, events: &Arc<KvIndex>) -> Strategies {
+        Strategies { own: self.own.hearing(events), pd: self.pd.hearing(events) }
+    }
+
+    /// The indexes of what was sent where, by what they are for.
+    pub fn indexes(&self) -> Indexes<'_> {
+        let mut all = self.own.indexes();
+        all.extend(self.pd.indexes());
+        all
+    }
+
     /// The one that serves a request: the same for all its tries.
     pub fn of(&self, routing: &Routing) -> &Strategy {
         if routing.is_pd() { &self.pd } else { &self.own }

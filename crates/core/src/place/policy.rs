@@ -229,7 +229,13 @@ impl Policy {
             taken.lease.carry(backlog.uncached(&seat));
             taken.mark = index.hold(&backlog.blocks, holder(&seat), now);
             if let Some(events) = &self.events {
-                events.chose(backlog.known(&seat).map_or(Trust::None, |known| known.trust));
+                let known = backlog.known(&seat);
+                events.chose(known.map_or(Trust::None, |known| known.trust));
+                sight.look.tell(|receipt| {
+                    let said =
+                        || known.map_or_else(|| "by what was sent".to_owned(), |known| known.to_string());
+                    receipt.step("prefix index", known.is_some(), said);
+                });
                 taken.expected = backlog.told.as_ref().and_then(|told| told.expect(&seat));
             }
         }

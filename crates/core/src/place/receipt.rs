@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use crate::size::Size;
+
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -48,6 +50,8 @@ pub struct Receipt {
     on: bool,
     pub strategy: String,
     pub profile: Option<String>,
+    /// The prompt's size, and how it was found.
+    pub prompt: Option<Size>,
     pub steps: Vec<Step>,
     pub prefill: OfLeg,
     /// Of the worker that answers.

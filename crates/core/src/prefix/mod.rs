@@ -48,6 +48,8 @@ pub struct PrefixIndex {
     bytes: AtomicUsize,
     budget_each: usize,
     budget: AtomicUsize,
+    /// Runs of blocks that were forgotten for want of memory.
+    evicted: AtomicU64,
 }
 
 /// A shard, and the moment when its oldest run was last asked for.
@@ -97,6 +99,7 @@ impl PrefixIndex {
             bytes: AtomicUsize::new(0),
             budget_each: budget_bytes,
             budget: AtomicUsize::new(budget_bytes),
+            evicted: AtomicU64::new(0),
         }
     }
 
@@ -108,6 +111,11 @@ impl PrefixIndex {
     /// The memory that may be in use, in bytes.
     pub fn budget(&self) -> usize {
         self.budget.load(Ordering::Relaxed)
+    }
+
+    /// Runs of blocks that were forgotten so far because the memory was spent.
+    pub fn evictions(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
     }
 
     /// The memory in use, counted anew from what is there.
@@ -208,6 +216,7 @@ impl PrefixIndex {
             if !self.change(keep, Shard::evict) {
                 return;
             }
+            self.evicted.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::facts::{Facts, Model};
 
 /// Members kept as labels of the same name.
-const KEPT: [&str; 18] = [
+const KEPT: [&str; 19] = [
     "model_id",
     "model_path",
     "tokenizer_path",
@@ -29,6 +29,7 @@ const KEPT: [&str; 18] = [
     "disaggregation_transfer_backend",
     "page_size",
     "kv_cache_dtype",
+    "kv_events_config",
 ];
 
 /// `GET /server_info`. The bootstrap port is believed of a prefill worker only: a decode worker reports

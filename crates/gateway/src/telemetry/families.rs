@@ -144,6 +144,30 @@ scraped! {
     ready: Gauges "baton_ready" [], "", Baton;
     /// Prefill and decode workers that may pair, ready or not.
     pairs: Gauges "baton_pairs" [], "pairs", Baton;
+    /// Memory of what was sent where, for each leg whose policy remembers prompts.
+    prefix_bytes: Gauges "baton_prefix_index_bytes" [leg], "bytes", Baton;
+    /// Memory that it may take.
+    prefix_budget: Gauges "baton_prefix_index_budget_bytes" [leg], "bytes", Baton;
+    /// Runs of blocks forgotten because the memory was spent.
+    prefix_evictions: Totals "baton_prefix_index_evictions_total" [leg], "runs", Baton;
+    /// Memory of what workers told by KV events.
+    kv_bytes: Gauges "baton_kv_index_bytes" [], "bytes", Baton;
+    /// Memory that it may take; it grows with the workers that tell.
+    kv_budget: Gauges "baton_kv_index_budget_bytes" [], "bytes", Baton;
+    /// Distinct blocks that workers told of.
+    kv_entries: Gauges "baton_kv_index_blocks" [], "blocks", Baton;
+    /// Choices of cache_aware by what was known of the chosen worker: whole, partial, or none, which went by what had been sent there.
+    kv_choices: Totals "baton_kv_choices_total" [known], "picks", Baton;
+    /// Blocks that the worker holds, as its KV events say.
+    kv_blocks: Gauges "baton_worker_kv_blocks" [worker], "blocks", Baton;
+    /// What the worker's KV events are worth: 0 nothing, 1 what was stored since they are heard, 2 all is known.
+    kv_trust: Gauges "baton_worker_kv_trust" [worker], "", Baton;
+    /// Time since the worker's last batch of KV events.
+    kv_age: Gauges "baton_worker_kv_event_age_seconds" [worker], "seconds", Baton;
+    /// KV events heard: blocks stored, removed and without a known parent; caches cleared; events that do not count here.
+    kv_events: Totals "baton_worker_kv_events_total" [worker, event], "events", Baton;
+    /// What befell the worker's KV events: gap, replayed, restart, malformed, full, lost.
+    kv_troubles: Totals "baton_worker_kv_troubles_total" [worker, trouble], "times", Baton;
     /// Always 1; the label has the version.
     build: Gauges "baton_build" [version], "", Baton;
 }

@@ -33,7 +33,7 @@ pub use background::{Background, DetachedLeg, HandoffOut, LegEnd};
 pub use counting::{MAX_KEPT, Policies};
 pub use family::{BadFamily, MAX_LABEL_SETS};
 pub use page::families_page;
-pub use scrape::Live;
+pub use scrape::{Indexes, Live};
 pub use serve::serve;
 
 use counting::Counting;
@@ -105,7 +105,9 @@ impl Telemetry {
         scrape::seed(&fleet, self.counting.families());
         let scraped = Scraped::default();
         scrape::read(&fleet, &scraped);
-        (self.live)().show(&scraped);
+        let live = (self.live)();
+        scrape::views(&fleet, live.now, &scraped);
+        live.show(&scraped);
         scraped.detached.set([], self.background.detached_now() as f64);
         scraped.handoffs_out.set([], self.background.handoffs_out() as f64);
         for (sink, lines) in self.log_drops.lines() {

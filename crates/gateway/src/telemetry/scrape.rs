@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use baton_core::breaker::Breaker;
 use baton_core::fleet::{Engine, Fleet, Role, Seat};
+use baton_core::kv::{Happened, Trouble, Trust};
+use baton_core::time::Instant;
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
@@ -18,6 +20,7 @@ use super::labels;
 /// Counts that only the shell knows at the moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Live {
+    pub now: Instant,
     /// Requests let in and not yet at their last byte.
     pub inflight: usize,
     /// Requests that wait to be let in.
@@ -30,6 +33,38 @@ pub struct Live {
     pub looks: (u64, u64),
     /// What the pre-flight knows of workers: their URL and its word for it.
     pub preflight: Vec<(String, &'static str)>,
+    pub indexes: Indexes,
+}
+
+/// What is remembered of prompts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Indexes {
+    /// What was sent where: the leg, bytes in use, bytes that may be, runs of blocks evicted.
+    pub sent: Vec<(&'static str, usize, usize, u64)>,
+    /// What workers told: bytes in use, bytes that may be, blocks.
+    pub told: [usize; 3],
+    /// Choices by what was known of the chosen worker, in the order of [`Trust::ALL`].
+    pub choices: [u64; Trust::ALL.len()],
+}
+
+impl Indexes {
+    fn show(&self, scraped: &Scraped) {
+        for (leg, bytes, budget, evicted) in &self.sent {
+            scraped.prefix_bytes.set([leg], *bytes as f64);
+            scraped.prefix_budget.set([leg], *budget as f64);
+            scraped.prefix_evictions.add([leg], *evicted);
+        }
+        if self.sent.is_empty() {
+            return;
+        }
+        let [bytes, budget, blocks] = self.told;
+        scraped.kv_bytes.set([], bytes as f64);
+        scraped.kv_budget.set([], budget as f64);
+        scraped.kv_entries.set([], blocks as f64);
+        for (trust, choices) in Trust::ALL.into_iter().zip(self.choices) {
+            scraped.kv_choices.add([trust.as_str()], choices);
+        }
+    }
 }
 
 impl Live {
@@ -37,6 +72,7 @@ impl Live {
         scraped.admission_inflight.set([], self.inflight as f64);
         scraped.admission_queue.set([], self.queued as f64);
         scraped.connections.set([], self.connections as f64);
+        self.indexes.show(scraped);
         scraped.metric_looks.add(["success"], self.looks.0);
         scraped.metric_looks.add(["failure"], self.looks.1);
         for (role, good, bad) in &self.checks {
@@ -69,6 +105,24 @@ pub fn read(fleet: &Fleet, scraped: &Scraped) {
     scraped.held.set([], fleet.seats().filter(|seat| seat.pulse.is_held()).count() as f64);
     scraped.pairs.set([], fleet.prefill().iter().map(|p| p.partners.len()).sum::<usize>() as f64);
     scraped.build.set([env!("CARGO_PKG_VERSION")], 1.0);
+}
+
+/// What is known of workers' caches, of those that tell.
+pub fn views(fleet: &Fleet, now: Instant, scraped: &Scraped) {
+    for seat in fleet.seats().filter(|seat| seat.view.is_used()) {
+        let (url, view) = (seat.worker.url.as_str(), &seat.view);
+        scraped.kv_blocks.set([url], view.blocks() as f64);
+        scraped.kv_trust.set([url], f64::from(view.trust(seat.pulse.life()) as u8));
+        if let Some(age) = view.age(now) {
+            scraped.kv_age.set([url], age.as_secs_f64());
+        }
+        for what in Happened::ALL {
+            scraped.kv_events.add([url, what.as_str()], view.happened(what));
+        }
+        for what in Trouble::ALL {
+            scraped.kv_troubles.add([url, what.as_str()], view.troubles(what));
+        }
+    }
 }
 
 /// Ranks of one engine share its URL, and so its series: loads add up, of the rest the worst is shown.

@@ -15,6 +15,7 @@ mod fan;
 mod faults;
 mod field;
 mod gauges;
+mod hearing;
 mod kinds;
 mod leaving;
 mod legs;

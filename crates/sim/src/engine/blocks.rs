@@ -32,6 +32,19 @@ pub struct BlockPool {
     free: u32,
     cache: HashMap<u64, BlockId>,
     caching: bool,
+    /// What became of cached blocks since somebody asked. `None`: nobody does.
+    changes: Option<Vec<Change>>,
+}
+
+/// What happened to the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The block at this place of a prompt can be found from now on.
+    Cached { key: u64, place: usize },
+    /// This one cannot any more.
+    Dropped { key: u64 },
+    /// None can.
+    Forgotten,
 }
 
 impl BlockPool {
@@ -39,11 +52,28 @@ impl BlockPool {
     #[must_use]
     pub fn new(total: u32, caching: bool) -> Self {
         let size = usize::try_from(total).unwrap_or(usize::MAX - 1) + 1;
-        let mut pool = Self { blocks: vec![Block::default(); size], free: 0, cache: HashMap::new(), caching };
+        let blocks = vec![Block::default(); size];
+        let mut pool = Self { blocks, free: 0, cache: HashMap::new(), caching, changes: None };
         for id in 1..=total {
             pool.append(id);
         }
         pool
+    }
+
+    /// Remembers changes of the cache from now on, for [`BlockPool::changes`].
+    pub fn record(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    /// What happened to the cache since this was last asked, in its order.
+    pub fn changes(&mut self) -> Vec<Change> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn note(&mut self, change: Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
     }
 
     /// How many blocks there are.
@@ -94,6 +124,7 @@ impl BlockPool {
         self.unlink(id);
         if let Some(key) = self.at_mut(id).cached.take() {
             self.cache.remove(&key);
+            self.note(Change::Dropped { key });
         }
         let block = self.at_mut(id);
         block.holders = 1;
@@ -109,6 +140,7 @@ impl BlockPool {
             {
                 self.cache.insert(*content, *id);
                 self.at_mut(*id).cached = Some(*content);
+                self.note(Change::Cached { key: *content, place: at });
             }
         }
     }
@@ -134,6 +166,7 @@ impl BlockPool {
     /// Forgets all cached prompts; held blocks stay held.
     pub fn forget(&mut self) {
         self.cache.clear();
+        self.note(Change::Forgotten);
         for block in &mut self.blocks {
             block.cached = None;
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use baton_core::kv::Form;
+
 use crate::engine::profile::Profile;
 
 /// Whose engine is simulated.
@@ -157,6 +159,8 @@ pub struct EngineSpec {
     /// Most sequences that may wait; vLLM refuses above it with 503 (`--max-num-queued-reqs`).
     pub max_waiting: usize,
     pub load_failure: LoadFailure,
+    /// It publishes its KV events, written so.
+    pub kv_events: Option<Form>,
     /// Whether the prefill answer has hand-off parameters when the model stopped by itself on the first token
     /// (vLLM 0.28 and later; earlier only when the length ran out).
     pub params_on_stop: bool,
@@ -186,6 +190,7 @@ impl EngineSpec {
             max_model_len: 32_768,
             max_waiting: 65_536,
             load_failure: LoadFailure::Fail,
+            kv_events: None,
             params_on_stop: true,
             natural_tokens: Some(crate::text::NATURAL_TOKENS),
             seed: 0,

@@ -243,6 +243,7 @@ impl Engine {
         if seq.kv == KvState::Right {
             let full = usize::try_from(len / self.spec.block_size).unwrap_or(0);
             self.pool.seal(&seq.blocks, &seq.chain, full);
+            self.news.tell(&mut self.pool, &seq.chain, &seq.ask.prompt.tokens);
         }
         let tokens = &mut self.counters.tokens;
         tokens.cached += u64::from(seq.cached);

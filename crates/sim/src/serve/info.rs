@@ -93,7 +93,12 @@ fn server_info(seat: &Seat, node: &Node) -> Value {
     // A decode engine tells its default port here, which means nothing.
     let bootstrap = if seat.bootstrap_port == 0 { 8998 } else { seat.bootstrap_port };
     let tokens = u64::from(spec.kv_blocks) * u64::from(spec.block_size);
+    let events = (seat.events_ports[0] != 0).then(|| {
+        let [events, missed] = seat.events_ports.map(|port| format!("tcp://*:{port}"));
+        json!({"publisher": "zmq", "endpoint": events, "replay_endpoint": missed, "topic": ""}).to_string()
+    });
     json!({
+        "kv_events_config": events,
         "model_path": spec.model, "tokenizer_path": spec.model, "served_model_name": spec.model,
         "host": seat.host.to_string(), "port": seat.port,
         "disaggregation_mode": mode(spec.role), "disaggregation_transfer_backend": "mooncake",

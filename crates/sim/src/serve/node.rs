@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::engine::message::{Answer, Call, LinkId, Output, PeerAddr};
 use crate::engine::sequence::{Ask, Finish, KvState, RemoteKv, SeqId};
 use crate::serve::fabric::Fabric;
+use crate::serve::publish::Publisher;
 use crate::serve::remote;
 
 /// A running engine.
@@ -35,6 +36,7 @@ pub struct Node {
     pub ended: Arc<Notify>,
     /// It listens on loopback only, and calls nobody else.
     loopback: bool,
+    publisher: Option<Arc<Publisher>>,
 }
 
 struct Core {
@@ -120,6 +122,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Node {
     /// Puts an engine on the clock and into the fabric. Its step loop is [`Node::run`].
     pub fn new(engine: Engine, fabric: Arc<Fabric>, ended: Arc<Notify>, loopback: bool) -> Arc<Self> {
+        let publisher = engine.spec().kv_events.map(Publisher::new);
         let link = fabric.new_link();
         let core = Core { engine, jobs: HashMap::new(), outputs: Vec::new() };
         let node = Arc::new(Self {
@@ -133,6 +136,7 @@ impl Node {
             death: Notify::new(),
             ended,
             loopback,
+            publisher,
         });
         fabric.attach(link, &node);
         node
@@ -258,7 +262,15 @@ impl Node {
             }
         }
         core.outputs = outputs;
+        if let Some(publisher) = &self.publisher {
+            publisher.publish(core.engine.take_events());
+        }
         messages
+    }
+
+    /// Where its KV events go.
+    pub fn publisher(&self) -> Option<&Arc<Publisher>> {
+        self.publisher.as_ref()
     }
 
     /// From now on nothing goes out, as from a process that was killed.

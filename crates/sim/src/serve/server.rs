@@ -38,6 +38,8 @@ pub struct Seat {
     pub side_port: u16,
     /// MoRI-IO's port for handshakes.
     pub handshake_port: u16,
+    /// Ports of an engine that publishes KV events: of the events, and of what was missed.
+    pub events_ports: [u16; 2],
 }
 
 impl Seat {
@@ -51,6 +53,7 @@ impl Seat {
             bootstrap_port: 0,
             side_port: 0,
             handshake_port: 0,
+            events_ports: [0; 2],
         }
     }
 
@@ -116,6 +119,7 @@ struct Sockets {
     bootstrap: Option<TcpListener>,
     side: Option<TcpListener>,
     handshake: Option<TcpListener>,
+    events: [Option<TcpListener>; 2],
 }
 
 impl EngineHandle {
@@ -129,6 +133,8 @@ impl EngineHandle {
         seat.bootstrap_port = port_of(sockets.bootstrap.as_ref())?;
         seat.side_port = port_of(sockets.side.as_ref())?;
         seat.handshake_port = port_of(sockets.handshake.as_ref())?;
+        let [events, missed] = &sockets.events;
+        seat.events_ports = [port_of(events.as_ref())?, port_of(missed.as_ref())?];
         let server = Arc::new(Server {
             seat,
             fabric,
@@ -185,6 +191,27 @@ impl EngineHandle {
     #[must_use]
     pub fn handshake_port(&self) -> Option<u16> {
         Some(self.server.seat.handshake_port).filter(|port| *port != 0)
+    }
+
+    /// Ports of KV events and of those that were missed, on an engine that publishes.
+    #[must_use]
+    pub fn events_ports(&self) -> Option<[u16; 2]> {
+        Some(self.server.seat.events_ports).filter(|ports| ports[0] != 0)
+    }
+
+    /// The next batches of KV events reach nobody. With `for_good` they, and all before, cannot be had later either.
+    pub fn lose_events(&self, batches: u64, for_good: bool) {
+        let node = self.server.node();
+        if let Some(publisher) = node.as_ref().and_then(|node| node.publisher()) {
+            publisher.lose(batches, for_good);
+        }
+    }
+
+    /// Batches of KV events of the present life.
+    #[must_use]
+    pub fn events_published(&self) -> u64 {
+        let node = self.server.node();
+        node.as_ref().and_then(|node| node.publisher()).map_or(0, |publisher| publisher.published())
     }
 
     /// The engine id of the present life; `None` while it is down.
@@ -258,6 +285,10 @@ impl Sockets {
             bootstrap: bind(seat.has_bootstrap(), seat.bootstrap_port).await?,
             side: bind(seat.has_side_channel(), seat.side_port).await?,
             handshake: bind(seat.shakes_hands(), seat.handshake_port).await?,
+            events: [
+                bind(seat.spec.kv_events.is_some(), seat.events_ports[0]).await?,
+                bind(seat.spec.kv_events.is_some(), seat.events_ports[1]).await?,
+            ],
         })
     }
 }
@@ -296,6 +327,7 @@ impl Server {
                 wire::serve(stream, orders, move |request, wire| front.clone().answer(request, wire)).await
             }
         })));
+        tasks.extend(publish(&node, sockets.events, &listen));
         let door = side::Front::new(&self.seat, &node, &self.fabric);
         if let Some(listener) = sockets.bootstrap {
             let door = door.clone();
@@ -483,6 +515,30 @@ impl Drop for OneMore {
 /// Resolves when the server that gives the orders is gone or kills.
 async fn gone(mut orders: watch::Receiver<Orders>) {
     let _ = orders.wait_for(|orders| orders.kill).await;
+}
+
+/// Serves who wants to hear KV events, and who missed some.
+fn publish(
+    node: &Arc<Node>,
+    listeners: [Option<TcpListener>; 2],
+    listen: &watch::Receiver<Orders>,
+) -> Vec<JoinHandle<()>> {
+    let Some(publisher) = node.publisher() else { return Vec::new() };
+    let serve = |listener: TcpListener, again: bool| {
+        let publisher = publisher.clone();
+        tokio::spawn(accept(listener, listen.clone(), move |stream, orders| {
+            let publisher = publisher.clone();
+            async move {
+                // Whoever hangs up is done; there is nobody to tell.
+                tokio::select! {
+                    _ = publisher.serve(stream, again) => {}
+                    () = gone(orders) => {}
+                }
+            }
+        }))
+    };
+    let both = listeners.into_iter().zip([false, true]);
+    both.filter_map(|(listener, again)| Some(serve(listener?, again))).collect()
 }
 
 /// Accepts connections until the task is aborted.

@@ -13,7 +13,7 @@ use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, Poli
 const SCORES: &str = "load reports from engines: until then load is the requests in flight";
 const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
 const RULES: &str = "further rules of choice of cache_aware";
-const EVENTS: &str = "KV events from engines";
+const KINDS: &str = "other kinds of the index of KV events, which is bounded by its memory";
 const REPORTS: &str = "load reports from engines";
 const OVERLOAD: &str = "overload protection";
 
@@ -97,11 +97,17 @@ group! {
         /// One hit in this many goes to a thin worker; 0 none.
         worker_warmup_divert_every: Option<NonZeroUsize> = Some(at_least_one(8)), COUNT_OR_OFF, "worker-warmup-divert-every";
         /// Index that KV events are kept in.
-        kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.later(EVENTS);
+        kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.later(KINDS);
         /// Forget what no event and no request named for this long; unset or 0: never.
-        kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.later(EVENTS);
+        kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.later(KINDS);
         /// Most entries kept for each model; unset or 0: no bound.
-        kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.later(EVENTS);
+        kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.later(KINDS);
+        /// cache_aware: port at which every worker publishes KV events; unset: at its label kv_events_endpoint, or as it says itself.
+        kv_events_port: Option<u16> = None, MAYBE_PORT, "kv-events-port";
+        /// cache_aware: port at which every worker sends missed KV events again, beside --kv-events-port.
+        kv_events_replay_port: Option<u16> = None, MAYBE_PORT, "kv-events-replay-port";
+        /// Bytes of memory for what KV events say, for each 64 workers that publish.
+        kv_events_max_bytes: NonZeroUsize = at_least_one(256 << 20), POSITIVE, "kv-events-max-bytes";
         /// prefix_hash: tokens of the prompt that are hashed.
         prefix_token_count: NonZeroUsize = at_least_one(256), POSITIVE, "prefix-token-count";
         /// prefix_hash: multiple of the mean load that a worker may carry.

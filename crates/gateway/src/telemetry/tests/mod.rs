@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
+use baton_core::time::Instant;
 
 use super::*;
 
@@ -32,6 +33,12 @@ impl Stand {
             policies: POLICIES,
             fleet: Box::new(move || Arc::clone(&seen.lock().unwrap())),
             live: Box::new(|| Live {
+                now: Instant::from_micros(9_000_000),
+                indexes: Indexes {
+                    sent: vec![("prefill", 640, 1024, 3)],
+                    told: [64, 4096, 2],
+                    choices: [5, 0, 7],
+                },
                 inflight: 3,
                 queued: 2,
                 connections: 7,

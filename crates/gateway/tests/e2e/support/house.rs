@@ -201,6 +201,16 @@ impl House {
         Plan::pairs(kind, 1, 1).open().await
     }
 
+    /// A second gateway for the same engines, which it knows as the first one does.
+    pub async fn beside(house: &House, args: &str) -> Running {
+        let plan = Plan::new(FleetSpec::default()).args(args);
+        let running = serve::start(plan.config(), 8, Drops::default()).await.unwrap();
+        for at in 0..house.fleet.engines().len() {
+            running.gateway.registry.add(house.spec(at)).unwrap();
+        }
+        running
+    }
+
     pub fn running(&self) -> &Running {
         self.running.as_ref().unwrap()
     }
@@ -234,6 +244,11 @@ impl House {
             let labels = [("moriio_handshake_port", handshake), ("moriio_notify_port", notify)];
             spec.labels.extend(labels.map(|(name, port)| (name.to_owned(), port.to_string())));
             spec.labels.insert("moriio_mode".into(), mode.into());
+        }
+        // SGLang tells by itself.
+        if let Some(ports) = engine.events_ports().filter(|_| engine.spec().kind() != Kind::Sglang) {
+            let names = ["kv_events_endpoint", "kv_events_replay_endpoint"].into_iter();
+            spec.labels.extend(names.zip(ports).map(|(name, port)| (name.into(), format!("tcp://*:{port}"))));
         }
         spec
     }

@@ -1,0 +1,191 @@
+//! KV events: the gateway knows what engines hold, and notices when it does not.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use baton_core::fleet::{Role, Seat};
+use baton_core::kv::{Trouble, Trust};
+use baton_core::zmtp;
+use baton_gateway::registry::Spec;
+use baton_sim::{Dialect, FleetSpec, Form, PromptId};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::support::{Ask, House, Plan, until};
+
+/// Warm-up sends requests elsewhere on purpose.
+const ARGS: &str = "--policy cache_aware --worker-warmup-secs 0";
+
+fn plan(dialect: Dialect, form: Form) -> Plan {
+    let fleet = FleetSpec::whole(dialect, 2).with(|spec| spec.kv_events = Some(form));
+    Plan::new(fleet).args(ARGS)
+}
+
+/// A prompt of these token ids.
+fn ask(ids: Range<u32>) -> Ask {
+    let ids: Vec<u32> = ids.map(|id| id % 30_000).collect();
+    let prompt = PromptId::of_tokens(&ids);
+    Ask::completion("", 3).with(json!({"prompt": ids})).of(prompt)
+}
+
+/// Straight to the engine, past the gateway.
+async fn behind(house: &House, at: usize, ids: Range<u32>) {
+    ask(ids).served(house.engine(at).addr()).await;
+}
+
+async fn served_by(house: &House, ids: Range<u32>) -> String {
+    let ask = ask(ids);
+    let reply = ask.served(house.address).await;
+    reply.header("x-smg-routed-worker-id").to_owned()
+}
+
+async fn heard(house: &House, at: usize, trust: Trust, blocks: usize) -> Arc<Seat> {
+    let seat = house.seat(at);
+    let known = || (seat.view.trust(seat.pulse.life()), seat.view.blocks());
+    until(&format!("{trust:?} with {blocks} blocks of engine {at}"), || known() == (trust, blocks)).await;
+    seat
+}
+
+/// Each turn has what was before and goes on; the gateway saw none of the first turns.
+async fn second_turns_go_where_the_first_were(mut house: House) {
+    house.ready().await;
+    behind(&house, 1, 0..1600).await;
+    behind(&house, 0, 10_000..11_600).await;
+    heard(&house, 0, Trust::Whole, 100).await;
+    heard(&house, 1, Trust::Whole, 100).await;
+    for _ in 0..3 {
+        assert_eq!(served_by(&house, 0..1700).await, house.url(1));
+        assert_eq!(served_by(&house, 10_000..11_700).await, house.url(0));
+    }
+    let page = house.page().await;
+    assert_eq!(page.sum("baton_kv_choices_total", &["known=\"whole\""]), 6.0);
+    assert_eq!(page.sum("baton_worker_kv_trust", &[]), 4.0);
+    assert_eq!(page.sum("baton_kv_index_blocks", &[]), 212.0);
+    assert!(page.sum("baton_kv_index_bytes", &[]) < page.sum("baton_kv_index_budget_bytes", &[]));
+    assert_eq!(page.sum("baton_worker_kv_troubles_total", &[]), 0.0);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_second_turn_goes_to_the_vllm_that_holds_the_first() {
+    second_turns_go_where_the_first_were(plan(Dialect::Vllm, Form::Map).open().await).await;
+}
+
+#[tokio::test]
+async fn a_second_turn_goes_to_the_sglang_that_holds_the_first_and_says_where_it_publishes() {
+    second_turns_go_where_the_first_were(plan(Dialect::Sglang, Form::List).open().await).await;
+}
+
+#[tokio::test]
+async fn prefills_are_known_by_what_they_hold() {
+    let fleet = FleetSpec::pairs(Dialect::Vllm, 2, 1).with(|spec| spec.kv_events = Some(Form::Map));
+    let house = Plan::new(fleet).args(ARGS).open().await;
+    for (at, ids) in [(1, 0..1600), (0, 5000..6600)] {
+        behind(&house, at, ids).await;
+        heard(&house, at, Trust::Whole, 100).await;
+    }
+    let before = house.engine(1).stats().tokens.cached;
+    ask(0..1700).served(house.address).await;
+    assert_eq!(house.engine(1).stats().tokens.cached - before, 1600);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_restart_is_forgotten_and_what_comes_after_is_known() {
+    let mut house = plan(Dialect::Vllm, Form::Map).open().await;
+    behind(&house, 1, 0..1600).await;
+    heard(&house, 1, Trust::Whole, 100).await;
+    assert_eq!(served_by(&house, 0..1616).await, house.url(1));
+    house.engine(1).restart().await.unwrap();
+    house.ready().await;
+    let seat = house.seat(1);
+    until("nothing is known to be there", || seat.view.blocks() == 0).await;
+    behind(&house, 0, 0..1600).await;
+    heard(&house, 0, Trust::Whole, 100).await;
+    assert_eq!(served_by(&house, 0..1632).await, house.url(0));
+    behind(&house, 1, 20_000..20_160).await;
+    heard(&house, 1, Trust::Whole, 10).await;
+    house.close().await;
+}
+
+#[tokio::test]
+async fn what_was_missed_is_asked_for() {
+    let house = plan(Dialect::Vllm, Form::Map).open().await;
+    behind(&house, 0, 0..160).await;
+    let seat = heard(&house, 0, Trust::Whole, 10).await;
+    house.engine(0).lose_events(1, false);
+    behind(&house, 0, 1000..1160).await;
+    behind(&house, 0, 2000..2160).await;
+    heard(&house, 0, Trust::Whole, 30).await;
+    assert_eq!((seat.view.troubles(Trouble::Replayed), seat.view.troubles(Trouble::Gap)), (1, 0));
+    house.close().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_again_costs_all_that_was_known() {
+    let house = plan(Dialect::Sglang, Form::Map).open().await;
+    behind(&house, 0, 0..160).await;
+    let seat = heard(&house, 0, Trust::Whole, 10).await;
+    house.engine(0).lose_events(1, true);
+    behind(&house, 0, 1000..1160).await;
+    behind(&house, 0, 2000..2160).await;
+    heard(&house, 0, Trust::Partial, 10).await;
+    assert_eq!(seat.view.troubles(Trouble::Gap), 1);
+    // Not known, but sent there: that counts as long as not all is known.
+    let home = served_by(&house, 3000..4600).await;
+    assert_eq!(served_by(&house, 3000..4700).await, home);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_comes_late_asks_for_what_was_before() {
+    let house = plan(Dialect::Vllm, Form::List).unready().open().await;
+    behind(&house, 0, 0..320).await;
+    let late = House::beside(&house, ARGS).await;
+    let fleet = late.gateway.registry.load_full();
+    let seat = fleet.seats().find(|seat| seat.worker.url == house.url(0)).unwrap().clone();
+    until("the first gateway's past is known", || {
+        seat.view.trust(seat.pulse.life()) == Trust::Whole && seat.view.blocks() == 20
+    })
+    .await;
+    late.end().await;
+    house.close().await;
+}
+
+#[tokio::test]
+async fn whoever_speaks_nonsense_is_not_heard_and_hurts_nobody() {
+    let nonsense = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("tcp://{}", nonsense.local_addr().unwrap());
+    let speaker = tokio::spawn(async move {
+        let huge = [&zmtp::greeting()[..], &zmtp::ready("PUB"), &[2], &u64::MAX.to_be_bytes()].concat();
+        let spoilt = [
+            &zmtp::greeting()[..],
+            &zmtp::ready("PUB"),
+            &zmtp::message(&[b"", &[0; 8], b"\x93nonsense"]),
+            &zmtp::message(&[b"no batch"]),
+        ]
+        .concat();
+        let all = [b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), huge, spoilt];
+        for bytes in all.iter().cycle() {
+            let Ok((mut peer, _)) = nonsense.accept().await else { return };
+            let _ = peer.write_all(bytes).await;
+            // Reads until the other side hangs up.
+            let _ = peer.read_to_end(&mut Vec::new()).await;
+        }
+    });
+    let label = move |spec: &mut Spec| {
+        spec.labels.insert("kv_events_endpoint".into(), endpoint.clone());
+        assert_eq!(spec.role, Role::Whole);
+    };
+    let house = Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).args(ARGS).registered(label).open().await;
+    let seat = house.seat(0);
+    until("it was tried and given up", || {
+        seat.view.troubles(Trouble::Lost) >= 3 && seat.view.troubles(Trouble::Malformed) >= 1
+    })
+    .await;
+    served_by(&house, 0..640).await;
+    assert_eq!(seat.view.blocks(), 0);
+    house.close().await;
+    speaker.abort();
+}

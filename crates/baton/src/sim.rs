@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 
-use baton_sim::{EngineHandle, EngineSpec, Fleet, FleetSpec, Kind, LoadFailure, Profile, Role, Seat};
+use baton_sim::{EngineHandle, EngineSpec, Fleet, FleetSpec, Form, Kind, LoadFailure, Profile, Role, Seat};
 use clap::{Args, Subcommand, ValueEnum};
 
 /// `baton sim`.
@@ -75,6 +75,12 @@ enum LoadFailureName {
     Recompute,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum EventsForm {
+    Map,
+    List,
+}
+
 #[derive(Args)]
 struct EngineArgs {
     #[arg(long, value_enum)]
@@ -141,6 +147,9 @@ struct ModelArgs {
     /// Data-parallel ranks of an engine: SGLang, or vLLM with Mooncake.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N")]
     dp_size: u32,
+    /// Publish KV events on any free ports, which are printed, written as newer engines do or as older ones.
+    #[arg(long, value_enum, value_name = "FORM")]
+    kv_events: Option<EventsForm>,
     /// KV blocks of each engine.
     #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=16_777_216), value_name = "N")]
     kv_blocks: u32,
@@ -201,6 +210,10 @@ impl ModelArgs {
                 LoadFailureName::Fail => LoadFailure::Fail,
                 LoadFailureName::Recompute => LoadFailure::Recompute,
             },
+            kv_events: self.kv_events.map(|form| match form {
+                EventsForm::Map => Form::Map,
+                EventsForm::List => Form::List,
+            }),
             natural_tokens: Some(self.natural_tokens).filter(|tokens| *tokens > 0),
             seed: self.seed,
             ..EngineSpec::new(engine.kind(), role)
@@ -314,6 +327,9 @@ fn line(engine: &EngineHandle) -> String {
     }
     if let Some((handshake, notify)) = engine.handshake_port().zip(engine.side_port()) {
         line.push_str(&format!(" handshake-port={handshake} notify-port={notify}"));
+    }
+    if let Some([events, missed]) = engine.events_ports() {
+        line.push_str(&format!(" kv-events-port={events} kv-events-replay-port={missed}"));
     }
     line
 }

@@ -273,6 +273,16 @@ fn numbers_that_are_missing_or_go_back() {
 }
 
 #[test]
+fn an_engine_that_never_told_anything_holds_nothing() {
+    let mut stand = Stand::new(1, 1 << 20);
+    let feed = stand.feeds[0].as_mut().unwrap();
+    feed.listening();
+    assert_eq!(stand.views[0].trust(0), Trust::Partial);
+    feed.replayed_all();
+    assert_eq!(stand.views[0].trust(0), Trust::Whole);
+}
+
+#[test]
 fn a_spoilt_batch_costs_what_was_known_and_no_more() {
     let mut stand = Stand::new(2, 1 << 20);
     for worker in 0..2 {

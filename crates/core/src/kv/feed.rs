@@ -121,6 +121,13 @@ impl Feed {
         self.apply(number, payload, now) == Next::Done
     }
 
+    /// The engine has sent all that it keeps. One that keeps nothing has never published anything, and holds nothing.
+    pub fn replayed_all(&mut self) {
+        if self.last.is_none() && !self.full {
+            self.view.set_trust(Trust::Whole);
+        }
+    }
+
     fn apply(&mut self, number: u64, payload: &[u8], now: Instant) -> Next {
         if self.full {
             return Next::Full;

@@ -188,7 +188,7 @@ impl Strategy {
     /// [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs, [`Fault::Shed`] for a
     /// request that is wider than every window, or [`Fault::Unroutable`] in AIBrix's words.
     pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
-        look.tell(|receipt| {
+        look.telling(|receipt| {
             receipt.prompt = receipt.is_on().then(|| look.ask.prompt.size());
         });
         match self {

@@ -231,7 +231,7 @@ impl Policy {
             if let Some(events) = &self.events {
                 let known = backlog.known(&seat);
                 events.chose(known.map_or(Trust::None, |known| known.trust));
-                sight.look.tell(|receipt| {
+                sight.look.telling(|receipt| {
                     let said =
                         || known.map_or_else(|| "by what was sent".to_owned(), |known| known.to_string());
                     receipt.step("prefix index", known.is_some(), said);

@@ -1,5 +1,6 @@
 //! cache_aware where workers tell what they hold: it goes by that, and by what was sent where they do not.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use baton_core::ask::{Api, Ask};
@@ -7,6 +8,7 @@ use baton_core::body::{BodyLimits, Envelope};
 use baton_core::dice::Dice;
 use baton_core::fleet::{Fleet, Role};
 use baton_core::kv::{Batch, Event, Feed, Form, KvIndex, Stored, Trust};
+use baton_core::place::receipt::Receipt;
 use baton_core::place::{Legwise, Look, Placement, Policy, PolicyName, Strategy};
 use baton_core::time::Instant;
 
@@ -81,6 +83,25 @@ fn a_prompt_goes_to_who_says_that_it_holds_it() {
         assert_eq!(desk.serve(&ask(from..from + 2000)), format!("w{worker}"));
     }
     assert_eq!((desk.index.choices(Trust::Whole), desk.index.choices(Trust::None)), (6, 0));
+}
+
+#[test]
+fn a_receipt_says_which_index_it_went_by_and_how_fresh_that_was() {
+    let desk = Desk::new(1);
+    let told = |desk: &Desk| {
+        let ask = ask(0..2000);
+        let now = Instant::from_micros(2_500_001);
+        let look = Look { receipt: RefCell::new(Receipt::on()), ..Look::new(&desk.fleet, &ask, now) };
+        drop(desk.strategy.place(&look, &mut Dice::new(1)));
+        let receipt = look.into_receipt();
+        assert_eq!(receipt.prompt.unwrap().to_string(), "2000 tokens (token ids)");
+        let step = receipt.steps.into_iter().find(|step| step.name == "prefix index").unwrap();
+        (step.fired, step.detail)
+    };
+    assert_eq!(told(&desk), (false, "by what was sent".to_owned()));
+    let mut feed = desk.feed(0);
+    stores(&mut feed, 0..1600);
+    assert_eq!(told(&desk), (true, "80 % by events (whole, last 2.5 s ago)".to_owned()));
 }
 
 #[test]

@@ -136,7 +136,11 @@ impl Follow {
         loop {
             let parts = tokio::time::timeout(REPLAY_IDLE, link.message()).await??;
             let Some((number, payload)) = batch(&parts) else { return Err(refused("no batch of KV events")) };
-            if number == END || !feed.replay(number, payload, self.clock.now()) {
+            if number == END {
+                feed.replayed_all();
+                return Ok(());
+            }
+            if !feed.replay(number, payload, self.clock.now()) {
                 return Ok(());
             }
         }

@@ -99,8 +99,7 @@ async fn a_restart_is_forgotten_and_what_comes_after_is_known() {
     assert_eq!(served_by(&house, 0..1616).await, house.url(1));
     house.engine(1).restart().await.unwrap();
     house.ready().await;
-    let seat = house.seat(1);
-    until("nothing is known to be there", || seat.view.blocks() == 0).await;
+    heard(&house, 1, Trust::Whole, 0).await;
     behind(&house, 0, 0..1600).await;
     heard(&house, 0, Trust::Whole, 100).await;
     assert_eq!(served_by(&house, 0..1632).await, house.url(0));

@@ -1,10 +1,13 @@
 //! What one record adds, case by case.
 
+use std::sync::Arc;
+
 use baton_core::abort::{Asked, Class, Why};
 use baton_core::ask::Api;
 use baton_core::exchange::Outcome;
 use baton_core::fault::{Fault, LegName, Refusal};
 use baton_core::fleet::{Engine, Role};
+use baton_core::kv::{Feed, KvIndex};
 use baton_core::record::{HandoffResult, Moments, Record, Retried};
 use baton_core::sse::Usage;
 use baton_core::time::{Duration, Instant};
@@ -82,6 +85,10 @@ pub fn everything(stand: &Stand) {
     stand.telemetry.record(&failed(&Fault::QueueFull { retry_after_s: 1 }));
     stand.telemetry.background().prefill_failed(Class::Transport);
     stand.telemetry.background().asked(Asked::Ok, Why::Silence(Silence::StreamIdle));
+    let (fleet, index) = (stand.fleet(), Arc::new(KvIndex::new(1 << 20)));
+    let view = &fleet.seats().next().unwrap().view;
+    let mut feed = Feed::begin(&index, view, 0).unwrap();
+    feed.take(0, b"spoilt", false, Instant::from_micros(1));
 }
 
 fn lines(diff: &str, family: &str) -> String {

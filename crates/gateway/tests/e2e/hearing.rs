@@ -58,6 +58,8 @@ async fn second_turns_go_where_the_first_were(mut house: House) {
         assert_eq!(served_by(&house, 0..1700).await, house.url(1));
         assert_eq!(served_by(&house, 10_000..11_700).await, house.url(0));
     }
+    heard(&house, 0, Trust::Whole, 106).await;
+    heard(&house, 1, Trust::Whole, 106).await;
     let page = house.page().await;
     assert_eq!(page.sum("baton_kv_choices_total", &["known=\"whole\""]), 6.0);
     assert_eq!(page.sum("baton_worker_kv_trust", &[]), 4.0);

@@ -50,14 +50,14 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_kv_index_budget_bytes 4096
         baton_kv_index_bytes 64
         baton_pairs 3
+        baton_prefix_index_budget_bytes{leg="prefill"} 1024
+        baton_prefix_index_bytes{leg="prefill"} 640
+        baton_prefix_index_evictions_total{leg="prefill"} 3
         baton_preflight_trials_total{result="answered"} 0
         baton_preflight_trials_total{result="degraded"} 0
         baton_preflight_trials_total{result="failed"} 0
         baton_preflight_trials_total{result="proved"} 0
         baton_preflight_trials_total{result="unchecked"} 0
-        baton_prefix_index_budget_bytes{leg="prefill"} 1024
-        baton_prefix_index_bytes{leg="prefill"} 640
-        baton_prefix_index_evictions_total{leg="prefill"} 3
         baton_ready 1
         baton_releases_total{result="done"} 0
         baton_releases_total{result="dropped"} 0

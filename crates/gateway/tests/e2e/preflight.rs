@@ -6,7 +6,7 @@ use baton_core::fleet::Status;
 use baton_sim::{Fault, FaultKind, FleetSpec, Kind, Where};
 use serde_json::{Value, json};
 
-use crate::support::{Ask, BOUND, Gate, House, PROMPT, Plan, Reply, SOON, Step, on, until, within};
+use crate::support::{Ask, BOUND, Gate, House, PROMPT, Plan, Reply, SOON, Step, fault, on, until, within};
 
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
@@ -251,6 +251,20 @@ async fn a_refusal_cannot_be_judged_and_lets_in() {
     let why = worker["pd_preflight"]["why"].as_str().unwrap();
     assert!(why.contains("prefill_not_found") && why.contains("no completions here"), "{why}");
     assert_eq!((house.taps[PREFILL].count(), house.taps[DECODE].count()), (1, 0));
+    house.close().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_count_is_not_tried() {
+    let mut house = plan(Kind::Vllm, 1, 1).empty().open().await;
+    house.arm(DECODE, forever(fault(FaultKind::NoMetrics))).await;
+    (0..2).for_each(|at| house.join(at));
+    house.ready().await;
+    let worker = shown(&house, DECODE).await;
+    assert_eq!(worker["pd_preflight"]["state"], "unchecked");
+    let why = worker["pd_preflight"]["why"].as_str().unwrap();
+    assert!(why.contains("do not count KV"), "{why}");
+    assert_eq!(house.stats().await.requests.accepted, 0);
     house.close().await;
 }
 

@@ -62,6 +62,8 @@ pub enum Kind {
     SlowHealth,
     /// `/health` answers 503.
     UnwellHealth,
+    /// There are no metrics: 404.
+    NoMetrics,
     /// Closes the connections that are idle. At once.
     CloseIdle,
     /// Dies: at once, or after `chunks` chunks of an answer. All connections are reset, nothing listens any more.
@@ -216,10 +218,16 @@ impl Faults {
 
     /// The fault that strikes a generating request, if any: the header's before an armed one.
     pub fn for_request(&self, role: Role, header: &[Fault], keys: &OnceKeys) -> Option<Fault> {
-        let wanted = |fault: &&Fault| fault.is_for(role) && !fault.is_for_health();
+        let page = |fault: &Fault| fault.is_for_health() || fault.kind == Kind::NoMetrics;
+        let wanted = |fault: &&Fault| fault.is_for(role) && !page(fault);
         let mut own = header.iter().filter(wanted);
         let own = own.find(|fault| fault.once.as_deref().is_none_or(|key| keys.first(key)));
         own.cloned().or_else(|| self.take(|fault| wanted(&fault)))
+    }
+
+    /// The fault that strikes a look at the metrics.
+    pub fn for_metrics(&self) -> Option<Fault> {
+        self.take(|fault| fault.kind == Kind::NoMetrics)
     }
 
     /// The fault that strikes a health check.

@@ -67,6 +67,10 @@ impl Front {
             return health(&server).await;
         }
         if path == metrics::path(server.seat.spec.dialect) {
+            if let Some(fault) = server.faults.for_metrics() {
+                server.strikes(&fault);
+                return Ok(respond(404, "application/json", r#"{"detail":"Not Found"}"#.into()));
+            }
             return Ok(respond(
                 200,
                 "text/plain; version=0.0.4; charset=utf-8",

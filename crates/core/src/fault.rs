@@ -187,7 +187,7 @@ pub struct Answer {
     /// `WWW-Authenticate` of a 401.
     pub authenticate: Option<&'static str>,
     /// A further header, by which AIBrix tells its own failures from the engines'.
-    pub flag: Option<(&'static str, &'static str)>,
+    pub flag: Option<(&'static str, Cow<'static, str>)>,
 }
 
 /// Statuses after which another try may help (SMG 1.13).
@@ -365,17 +365,23 @@ impl Fault {
 
     /// A failed prefill leg, a decode that fell silent, or a strategy that finds nobody, whatever the engine
     /// (AIBrix page).
-    fn flag(&self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Fault::DecodeSilent { leg: LegName::Decode, .. } => Some(("x-error-pd-decode", "true")),
+    fn flag(&self) -> Option<(&'static str, Cow<'static, str>)> {
+        let name = match self {
+            Fault::DecodeSilent { leg: LegName::Decode, .. } => "x-error-pd-decode",
             Fault::Refused { leg: LegName::Prefill, .. }
             | Fault::Unreachable { leg: LegName::Prefill, .. }
             | Fault::Broken { leg: LegName::Prefill, .. }
             | Fault::Deadline { leg: LegName::Prefill, .. }
-            | Fault::MoriioHandoff { .. } => Some(("x-error-pd-prefill", "true")),
-            Fault::UnknownStrategy { .. } | Fault::Unroutable { .. } => Some(("x-error-routing", "true")),
-            _ => None,
-        }
+            | Fault::MoriioHandoff { .. } => "x-error-pd-prefill",
+            Fault::UnknownStrategy { .. } | Fault::Unroutable { .. } => "x-error-routing",
+            Fault::InvalidJson { .. } | Fault::RepeatedMember { .. } => "x-error-request-body-processing",
+            Fault::NoWorker { .. } => "x-error-no-model-backends",
+            Fault::ModelNotFound { model, .. } => {
+                return Some(("x-error-no-model-backends", model.clone().into()));
+            }
+            _ => return None,
+        };
+        Some((name, "true".into()))
     }
 
     /// What the client sees.

@@ -11,6 +11,8 @@ use crate::ask::Api;
 use crate::exchange::Outcome;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Engine, Worker};
+use crate::place::cascade::resolve::Routing;
+use crate::place::cascade::words::Ways;
 use crate::sse::Usage;
 use crate::time::{Duration, Instant};
 use crate::watchdog::Silence;
@@ -124,6 +126,8 @@ pub struct Record {
     pub silence: Option<Silence>,
     pub prefill: Option<Arc<Worker>>,
     pub decode: Option<Arc<Worker>>,
+    /// What AIBrix's settings came to for it, once that was worked out.
+    pub routing: Option<Arc<Routing>>,
     /// `regular` or `pd`: SMG's `backend_type`.
     pub pd: bool,
     /// The engine of the decode leg.
@@ -144,6 +148,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// AIBrix's strategy that serves the request. `None`: the gateway's own policies do.
+    pub fn ways(&self) -> Option<&Ways> {
+        self.routing.as_deref()?.ways.as_ref()
+    }
+
     /// The exchange ended with `fault`: code, words and leg. `status` stays what the client got.
     pub fn blame(&mut self, fault: &Fault) {
         self.code = Some(fault.code());

@@ -224,7 +224,7 @@ mod tests {
         let fault = ALL.barks(&silent, at(12)).unwrap();
         let answer = fault.answer();
         assert_eq!((answer.status, &*answer.code), (504, "pd_decode_watchdog"));
-        assert_eq!(answer.flag, Some(("x-error-pd-decode", "true")));
+        assert_eq!(answer.flag, Some(("x-error-pd-decode", "true".into())));
         assert_eq!(answer.message, "The decode worker did not start responding within 2s.");
         let plain = ALL.barks(&sight(false, Some(10), None), at(99)).unwrap().answer();
         assert_eq!(plain.message, "The decode worker did not finish responding within 5s.");

@@ -17,10 +17,12 @@ pub enum Wish {
     Profile,
     /// `x-aibrix-session-key`.
     SessionKey,
+    /// `x-session-id`.
+    SessionId,
 }
 
 impl Wish {
-    pub const ALL: [Wish; 3] = [Wish::Strategy, Wish::Profile, Wish::SessionKey];
+    pub const ALL: [Wish; 4] = [Wish::Strategy, Wish::Profile, Wish::SessionKey, Wish::SessionId];
 
     /// The header's name, in lower case.
     pub fn header(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Wish {
             Wish::Strategy => "routing-strategy",
             Wish::Profile => "config-profile",
             Wish::SessionKey => "x-aibrix-session-key",
+            Wish::SessionId => "x-session-id",
         }
     }
 }
@@ -39,6 +42,8 @@ pub struct Wishes {
     pub profile: Option<String>,
     /// Names the conversation that the request belongs to. Never longer than [`KEY_MAX`].
     pub session_key: Option<String>,
+    /// Names the worker that served the conversation before, as the gateway told it.
+    pub session_id: Option<String>,
 }
 
 impl Wishes {
@@ -48,6 +53,7 @@ impl Wishes {
         match wish {
             Wish::Strategy => self.strategy = Some(text),
             Wish::Profile => self.profile = Some(text).filter(|t| !t.is_empty()),
+            Wish::SessionId => self.session_id = Some(text).filter(|t| !t.is_empty()),
             Wish::SessionKey => {
                 self.session_key = Some(text).filter(|_| (1..=KEY_MAX).contains(&value.len()));
             }

@@ -35,7 +35,11 @@ fn aibrix_k22_an_engine_s_error_keeps_its_status_and_anything_else_is_502() {
         [("K4", 500, 500), ("K22", 422, 422), ("K22", 418, 418), ("K22", 799, 502), ("K22", 302, 502)]
     {
         let answer = refused(status).answer();
-        assert_eq!((answer.status, answer.flag), (outward, Some(("x-error-pd-prefill", "true"))), "{case}");
+        assert_eq!(
+            (answer.status, answer.flag),
+            (outward, Some(("x-error-pd-prefill", "true".into()))),
+            "{case}"
+        );
     }
 }
 

@@ -109,7 +109,7 @@ impl Desk {
     fn cascade(&self) -> &Cascade {
         match &self.strategy {
             Strategy::Cascade(cascade) => cascade,
-            Strategy::Legwise(_) => panic!("not the cascade"),
+            Strategy::Legwise(_) | Strategy::Whole(_) => panic!("not the cascade"),
         }
     }
 

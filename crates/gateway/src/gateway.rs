@@ -11,7 +11,9 @@ use baton_core::handoff;
 use baton_core::kv::KvIndex;
 use baton_core::limits::ExchangeLimits;
 use baton_core::place::cascade::knobs::Knobs;
-use baton_core::place::{Assignment, Cascade, Legwise, Policy, PolicyName, Strategies, Strategy, Tuning};
+use baton_core::place::{
+    Assignment, Cascade, Legwise, Policy, PolicyName, Strategies, Strategy, Tuning, Whole,
+};
 use baton_core::retry::{Budget, BudgetRule, RetryRule};
 use baton_core::size::Measure;
 use http::{HeaderName, HeaderValue};
@@ -166,7 +168,8 @@ pub fn strategies(config: &Config, knobs: &Arc<Knobs>) -> Strategies {
         whole: policy(config.policy.default),
     };
     let pd = Cascade::new(knobs, &tuning(config));
-    Strategies { own: Strategy::Legwise(legwise), pd: Strategy::Cascade(pd) }
+    let whole = Whole::new(knobs, &tuning(config), pd.index().clone());
+    Strategies { own: Strategy::Legwise(legwise), pd: Strategy::Cascade(pd), whole: Strategy::Whole(whole) }
 }
 
 /// How many may enter, from the config and the machine.

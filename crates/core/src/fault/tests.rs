@@ -95,9 +95,9 @@ fn the_gateways_own_failures_are_flagged() {
         (Fault::Deadline { leg: LegName::Prefill, seconds: 1 }, Some("x-error-pd-prefill")),
         (refused(LegName::Decode, 500, None), None),
         (unreachable(LegName::Decode), None),
-        (Fault::NoWorker { leg: LegName::Prefill, registered: true }, None),
+        (Fault::NoWorker { leg: LegName::Prefill, registered: true }, Some("x-error-no-model-backends")),
     ] {
-        assert_eq!(fault.answer().flag, flag.map(|name| (name, "true")), "{fault:?}");
+        assert_eq!(fault.answer().flag, flag.map(|name| (name, "true".into())), "{fault:?}");
     }
 }
 

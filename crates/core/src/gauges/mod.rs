@@ -10,6 +10,8 @@ pub mod rates;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::load::Load;
+
 /// One value, or none.
 #[derive(Debug)]
 pub struct Gauge(AtomicU64);
@@ -57,6 +59,8 @@ pub struct Gauges {
     /// Mean tokens of a request since the engine started: of its prompt, and of its answer.
     pub prompt_mean: Gauge,
     pub answer_mean: Gauge,
+    /// Requests that had been placed on the worker when it was asked.
+    placed: AtomicU64,
 }
 
 impl Gauges {
@@ -75,6 +79,16 @@ impl Gauges {
     /// Is anything known that the worker itself said?
     pub fn observed(&self) -> bool {
         [&self.running, &self.waiting, &self.kv_usage, &self.throughput].iter().any(|g| g.get().is_some())
+    }
+
+    /// The worker was asked when so many requests had been placed on it.
+    pub fn asked_after(&self, placed: u64) {
+        self.placed.store(placed, Ordering::Relaxed);
+    }
+
+    /// Requests placed on the worker since it was asked: what it said knows nothing of them.
+    pub fn placed_since(&self, load: &Load) -> u64 {
+        load.taken().saturating_sub(self.placed.load(Ordering::Relaxed))
     }
 
     /// The worker said this, and nothing else.

@@ -18,6 +18,7 @@ mod sizes;
 mod tuning;
 mod turns;
 mod warm;
+pub mod whole;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub use legwise::Legwise;
 pub use policy::{Policy, PolicyName};
 pub use queue::{Queue, Ticket};
 pub use tuning::{Assignment, Tuning};
+pub use whole::Whole;
 
 use smallvec::SmallVec;
 
@@ -178,6 +180,8 @@ pub enum Strategy {
     Legwise(Legwise),
     /// AIBrix's `pd`.
     Cascade(Cascade),
+    /// AIBrix's others.
+    Whole(Whole),
 }
 
 impl Strategy {
@@ -194,6 +198,7 @@ impl Strategy {
         match self {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
             Strategy::Cascade(cascade) => cascade.place(look, dice),
+            Strategy::Whole(whole) => whole.place(look, dice),
         }
     }
 
@@ -202,6 +207,7 @@ impl Strategy {
         match self {
             Strategy::Legwise(legwise) => legwise.of(seat).has_computed(fleet, seat, prompt, now),
             Strategy::Cascade(cascade) => cascade.has_computed(fleet, seat, prompt, now),
+            Strategy::Whole(whole) => whole.has_computed(fleet, seat, prompt, now),
         }
     }
 
@@ -230,6 +236,8 @@ impl Strategy {
                 legwise.partner(&own.partners, look, dice)
             }
             Strategy::Cascade(cascade) => cascade.partner(prefill, look, dice),
+            // Nothing is handed over.
+            Strategy::Whole(_) => None,
         }
     }
 }
@@ -241,6 +249,8 @@ pub struct Strategies {
     pub own: Strategy,
     /// AIBrix's `pd`.
     pub pd: Strategy,
+    /// AIBrix's others.
+    pub whole: Strategy,
 }
 
 /// Indexes of what was sent where: a leg's name, or `pd`.
@@ -261,11 +271,16 @@ impl Strategies {
 
     /// The one that serves a request: the same for all its tries.
     pub fn of(&self, routing: &Routing) -> &Strategy {
-        if routing.is_pd() { &self.pd } else { &self.own }
+        match &routing.ways {
+            None => &self.own,
+            Some(ways) if ways.is_pd() => &self.pd,
+            Some(_) => &self.whole,
+        }
     }
 
     /// This worker has the whole prompt, as far as anybody who knows it says.
     pub fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
+        // What one of AIBrix's knows, all know.
         [&self.own, &self.pd].iter().for_each(|s| s.has_computed(fleet, seat, prompt, now));
     }
 }

@@ -13,5 +13,6 @@ mod probes;
 mod props;
 mod spread;
 mod warm;
+mod whole;
 mod windows;
 mod yard;

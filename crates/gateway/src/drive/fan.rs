@@ -24,7 +24,8 @@ use super::{Drive, Entry, Turn};
 use crate::alarm::Alarm;
 use crate::edge::answer::{self, AnswerBody, Reply};
 use crate::edge::client::Line;
-use crate::edge::http::{Desk, name_workers, outward};
+use crate::edge::http::{Desk, outward};
+use crate::edge::named;
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
@@ -156,7 +157,7 @@ impl Whole {
         let drives: Vec<Part> = started.into_iter().map(|(part, _)| part).collect();
         if let Some(Part { drive, .. }) = drives.get(named) {
             (self.record.pd, self.record.engine) = (drive.record.pd, drive.record.engine);
-            name_workers(&mut headers, &drive.record);
+            named::workers(&mut headers, &drive.record);
         }
         answer::id(&mut headers, &self.record.request_id, api.shape());
         let status = self.record.status;

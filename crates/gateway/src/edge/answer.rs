@@ -17,8 +17,8 @@ use crate::relay::{Relay, RelayError};
 pub const ERROR_CODE: HeaderName = HeaderName::from_static("x-smg-error-code");
 pub const OK: u16 = 200;
 pub const NO_CONTENT: u16 = 204;
-/// Where Anthropic's SDKs read the id of a request.
-const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
+/// Where Anthropic's SDKs read the id of a request, and where AIBrix's gateway tells it.
+pub const AIBRIX_ID: HeaderName = HeaderName::from_static("request-id");
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What a client gets: bytes that are there, or a decode's bytes as they come.
@@ -132,8 +132,14 @@ pub fn fault(fault: &Fault, shape: Shape, request_id: &str) -> Reply {
             headers.insert(name, value);
         }
     }
-    if let Some((name, value)) = answer.flag {
-        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    if let Some((name, value)) = &answer.flag {
+        // A model's name may not fit into a header.
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+        if let Ok(id) = HeaderValue::from_str(request_id) {
+            headers.insert(AIBRIX_ID, id);
+        }
     }
     if matches!(fault, Fault::BodyStalled | Fault::BodyBroken | Fault::BodyTooLarge { .. }) {
         // The rest of the body will not be read, so the connection cannot serve again.
@@ -147,7 +153,7 @@ pub fn fault(fault: &Fault, shape: Shape, request_id: &str) -> Reply {
 pub fn id(headers: &mut HeaderMap, request_id: &str, shape: Shape) {
     let Ok(value) = HeaderValue::from_str(request_id) else { return };
     if shape == Shape::Anthropic {
-        headers.insert(ANTHROPIC_ID, value.clone());
+        headers.insert(AIBRIX_ID, value.clone());
     }
     headers.insert(REQUEST_ID, value);
 }

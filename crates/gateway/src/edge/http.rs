@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use super::answer::{self, AnswerBody, Reply, Served};
 use super::client::{Line, Phase};
-use super::{Door, hints, intake, plain};
+use super::{Door, hints, intake, named, plain};
 use crate::drive::{self, Drive, Entry, Turn};
 use crate::entrance::Permit;
 use crate::gateway::Gateway;
@@ -38,14 +38,6 @@ const FORWARDED: [&str; 6] = [
     "tracestate",
     "x-smg-routing-key",
 ];
-
-const DECODE: HeaderName = HeaderName::from_static("x-baton-decode");
-const PREFILL: HeaderName = HeaderName::from_static("x-baton-prefill");
-const ROUTED_WORKER: HeaderName = HeaderName::from_static("x-smg-routed-worker-id");
-const POD: HeaderName = HeaderName::from_static("target-pod");
-const POD_IP: HeaderName = HeaderName::from_static("target-pod-ip");
-const PREFILL_POD: HeaderName = HeaderName::from_static("prefill-target-pod");
-const PREFILL_POD_IP: HeaderName = HeaderName::from_static("prefill-target-pod-ip");
 
 /// Headers of one hop, and those the gateway sets itself.
 const DROPPED: [HeaderName; 10] = [
@@ -146,6 +138,7 @@ impl Desk {
         match self.unless_stopping(self.admit(api, parts, body, &mut record)).await {
             Ok(Admitted { ask, body, routing, permit }) => {
                 record.moments.admitted = Some(self.lane.clock.now());
+                record.routing = Some(routing.clone());
                 let forward = self.forwarded(&parts.headers);
                 let line = Some(self.line.clone());
                 Ok(Entry { ask, body, forward, record, routing, permit: Some(permit), line })
@@ -260,7 +253,7 @@ impl Desk {
         let is_stream = kind.get(..17).is_some_and(|k| k.eq_ignore_ascii_case(b"text/event-stream"));
         let mut headers = outward(head.headers);
         let record = &drive.record;
-        name_workers(&mut headers, record);
+        named::workers(&mut headers, record);
         answer::id(&mut headers, &record.request_id, api.shape());
         let form = Form {
             shape: api.shape(),
@@ -294,7 +287,7 @@ fn as_asked(api: Api, path: &str) -> Cow<'static, str> {
 /// An answer that is there as a whole.
 fn told(api: Api, record: &Record, body: Bytes) -> Reply {
     let mut headers = HeaderMap::new();
-    name_workers(&mut headers, record);
+    named::workers(&mut headers, record);
     answer::id(&mut headers, &record.request_id, api.shape());
     let kind = if record.stream { "text/event-stream" } else { "application/json" };
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -336,33 +329,6 @@ pub fn outward(mut headers: HeaderMap) -> HeaderMap {
         headers.remove(name);
     }
     headers
-}
-
-/// Which workers served: by id, by SMG's header, and by pod where the worker came with one.
-pub fn name_workers(headers: &mut HeaderMap, record: &Record) {
-    let mut set = |name: HeaderName, value: &str| {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            headers.insert(name, value);
-        }
-    };
-    if let Some(answering) = record.decode.as_ref().or(record.prefill.as_ref()) {
-        set(ROUTED_WORKER, &answering.url);
-    }
-    if let Some(decode) = &record.decode {
-        set(DECODE, &decode.id);
-        if let Some(pod) = &decode.pod {
-            let port = decode.base_url().rsplit(':').next().unwrap_or("");
-            set(POD, &pod.name);
-            set(POD_IP, &format!("{}:{port}", pod.ip));
-        }
-    }
-    if let Some(prefill) = &record.prefill {
-        set(PREFILL, &prefill.id);
-        if let Some(pod) = &prefill.pod {
-            set(PREFILL_POD, &pod.name);
-            set(PREFILL_POD_IP, &pod.ip);
-        }
-    }
 }
 
 fn preflight(refused: bool) -> Reply {

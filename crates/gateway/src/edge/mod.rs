@@ -6,6 +6,7 @@ pub mod client;
 pub mod hints;
 pub mod http;
 mod intake;
+pub mod named;
 mod plain;
 pub mod tls;
 

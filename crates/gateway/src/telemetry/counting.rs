@@ -12,6 +12,7 @@ use baton_core::abort::Class;
 use baton_core::exchange::Outcome;
 use baton_core::fault::LegName;
 use baton_core::fleet::{Fleet, Worker};
+use baton_core::place::cascade::words::Ways;
 use baton_core::record::{Record, Retried};
 use baton_core::watchdog::Silence;
 use rustc_hash::FxHashMap;
@@ -32,8 +33,15 @@ pub struct Policies {
     pub whole: &'static str,
 }
 
-/// A leg's worker, by its address, and its place in the plan.
-type LegKey = (usize, LegName);
+/// A leg's worker, by its address, its place in the plan, and AIBrix's strategy if one picked it.
+type LegKey = (usize, LegName, Option<&'static str>);
+
+/// Who picked the workers of an attempt, and as what.
+#[derive(Clone, Copy)]
+struct Picked {
+    pd: bool,
+    strategy: Option<&'static str>,
+}
 
 #[derive(Clone, Default)]
 struct ModelSeries {
@@ -134,7 +142,8 @@ impl Counting {
         }
         let series = series.map(Arc::as_ref);
         if is_last_apart(record) {
-            self.legs(series, model, record.pd, [&record.prefill, &record.decode]);
+            let picked = Picked { pd: record.pd, strategy: strategy(record) };
+            self.legs(series, model, picked, [&record.prefill, &record.decode]);
         }
         if !record.part {
             self.request_bytes.add(record.request_bytes);
@@ -146,13 +155,20 @@ impl Counting {
         }
     }
 
-    fn legs(&self, series: Option<&ModelSeries>, model: &str, pd: bool, placed: [&Option<Arc<Worker>>; 2]) {
-        let answering = if pd { LegName::Decode } else { LegName::Whole };
+    fn legs(
+        &self,
+        series: Option<&ModelSeries>,
+        model: &str,
+        picked: Picked,
+        placed: [&Option<Arc<Worker>>; 2],
+    ) {
+        let answering = if picked.pd { LegName::Decode } else { LegName::Whole };
         for (worker, leg) in placed.into_iter().zip([LegName::Prefill, answering]) {
             let Some(worker) = worker else { continue };
-            match series.and_then(|s| s.legs.get(&leg_key(worker, leg))) {
+            let key = (Arc::as_ptr(worker).addr(), leg, picked.strategy);
+            match series.and_then(|s| s.legs.get(&key)) {
                 Some(found) => found.add(),
-                None => self.leg_series(model, worker, leg).add(),
+                None => self.leg_series(model, worker, key).add(),
             }
         }
     }
@@ -162,7 +178,8 @@ impl Counting {
         let endpoint = record.api.map_or(OTHER, labels::endpoint);
         for (n, attempt) in record.retried.iter().enumerate() {
             let Retried { code, wait, leg, class, prefill, decode } = attempt;
-            self.legs(series, model, prefill.is_some(), [prefill, decode]);
+            let picked = Picked { pd: prefill.is_some(), strategy: strategy(record) };
+            self.legs(series, model, picked, [prefill, decode]);
             self.failed_leg(*leg, code, [prefill, decode]);
             self.failed_prefill(*leg, *class);
             self.all.retries.of([labels::worker_type(*leg), endpoint]).one();
@@ -210,14 +227,15 @@ impl Counting {
     }
 
     #[cold]
-    fn leg_series(&self, model: &str, worker: &Arc<Worker>, leg: LegName) -> Arc<LegSeries> {
-        let policy = match leg {
+    fn leg_series(&self, model: &str, worker: &Arc<Worker>, key: LegKey) -> Arc<LegSeries> {
+        let (_, leg, strategy) = key;
+        let policy = strategy.unwrap_or(match leg {
             LegName::Prefill => self.policies.prefill,
             LegName::Decode => self.policies.decode,
             LegName::Whole => self.policies.whole,
-        };
-        let make = || LegSeries::new(&self.all, model, policy, worker);
-        self.keep(model, leg_key(worker, leg), |m| &mut m.legs, make)
+        });
+        let make = || LegSeries::new(&self.all, model, policy, worker, leg);
+        self.keep(model, key, |m| &mut m.legs, make)
     }
 
     fn keep<K: Copy + Eq + Hash, S>(
@@ -248,9 +266,11 @@ impl Counting {
     }
 
     /// Ends the series of workers that left: with them goes the map that could still lead to one.
-    pub fn retire(&self, is_here: impl Fn(&str) -> bool) {
+    pub fn retire(&self, is_here: impl Fn(&str) -> bool, is_pod: impl Fn(&str) -> bool) {
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.all.worker_requests.retire(|[worker, _]| is_here(worker)) {
+        let selected = [&self.all.selected_prefill, &self.all.selected_decode];
+        let pods = selected.map(|family| family.retire(|[_, pod, ..]| is_pod(pod)));
+        if self.all.worker_requests.retire(|[worker, _]| is_here(worker)) || pods.contains(&true) {
             self.kept.store(Arc::default());
         }
     }
@@ -262,8 +282,8 @@ fn is_last_apart(record: &Record) -> bool {
     usize::try_from(record.attempts).is_ok_and(|attempts| attempts > record.retried.len())
 }
 
-fn leg_key(worker: &Arc<Worker>, leg: LegName) -> LegKey {
-    (Arc::as_ptr(worker).addr(), leg)
+fn strategy(record: &Record) -> Option<&'static str> {
+    record.ways().map(Ways::label)
 }
 
 #[cfg(test)]

@@ -72,6 +72,11 @@ recorded! {
     /// Workers that owed output and fell silent, before the first piece of the answer or between two.
     decode_watchdog: Counters "gateway_pd_decode_watchdog_total" [phase], "requests", Aibrix;
 
+    /// Prefill workers that AIBrix's pd picked, once for each attempt.
+    selected_prefill: Counters "pd_selected_prefill_pod_total" [namespace, pod, model, engine_type, roleset], "picks", Aibrix;
+    /// Decode workers that AIBrix's pd picked, and workers that ran both phases for it.
+    selected_decode: Counters "pd_selected_decode_pod_total" [namespace, pod, model, engine_type, roleset], "picks", Aibrix;
+
     /// Questions to decode engines to drop a request, after its prefill had failed in this way or the watchdog had barked; skipped_ results say why none was put.
     decode_aborts: Counters "gateway_pd_decode_abort_total" [result, prefill_failure_class], "questions", Aibrix;
     /// Prefill legs that failed, by how, before or after the client's answer had begun.

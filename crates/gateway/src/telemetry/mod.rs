@@ -101,7 +101,8 @@ impl Telemetry {
     pub fn render(&self) -> String {
         let fleet = (self.fleet)();
         let here: BTreeSet<&str> = fleet.seats().map(|seat| seat.worker.url.as_str()).collect();
-        self.counting.retire(|url| here.contains(url));
+        let pods: BTreeSet<&str> = fleet.seats().map(|seat| labels::pod_name(&seat.worker)).collect();
+        self.counting.retire(|url| here.contains(url), |pod| pods.contains(pod));
         scrape::seed(&fleet, self.counting.families());
         let scraped = Scraped::default();
         scrape::read(&fleet, &scraped);

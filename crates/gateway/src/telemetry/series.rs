@@ -9,6 +9,7 @@ use baton_core::ask::Api;
 use baton_core::exchange::Outcome;
 use baton_core::fault::LegName;
 use baton_core::fleet::{Engine, Worker};
+use baton_core::place::cascade::words::Way;
 use baton_core::record::{HandoffResult, Record};
 
 use super::families::Recorded;
@@ -203,12 +204,20 @@ pub struct LegSeries {
     _worker: Arc<Worker>,
     requests: Count,
     selections: Count,
+    /// AIBrix's count of what its `pd` picked.
+    selected: Option<Count>,
 }
 
 impl LegSeries {
-    pub fn new(all: &Recorded, model: &str, policy: &str, worker: &Arc<Worker>) -> LegSeries {
+    pub fn new(all: &Recorded, model: &str, policy: &str, worker: &Arc<Worker>, leg: LegName) -> LegSeries {
         let mode = labels::connection_mode(worker);
+        let family = match leg {
+            LegName::Prefill => &all.selected_prefill,
+            LegName::Decode | LegName::Whole => &all.selected_decode,
+        };
+        let pd = policy == Way::Pd.as_str();
         LegSeries {
+            selected: pd.then(|| family.of(labels::pod(worker, model))),
             _worker: Arc::clone(worker),
             requests: all.worker_requests.of([&worker.url, model]),
             selections: all.worker_selections.of([worker.role.as_str(), mode, model, policy]),
@@ -218,5 +227,8 @@ impl LegSeries {
     pub fn add(&self) {
         self.requests.one();
         self.selections.one();
+        if let Some(selected) = &self.selected {
+            selected.one();
+        }
     }
 }

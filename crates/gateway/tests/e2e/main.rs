@@ -33,6 +33,7 @@ mod serving;
 mod slow;
 mod smg;
 mod stopping;
+mod strategies;
 mod support;
 mod trtllm;
 mod watchdog;

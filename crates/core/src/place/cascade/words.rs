@@ -95,6 +95,19 @@ impl Ways {
         matches!(self.0.as_slice(), [(Way::Pd, _)])
     }
 
+    /// Is this way among them?
+    pub fn has(&self, way: Way) -> bool {
+        self.iter().any(|(other, _)| other == way)
+    }
+
+    /// The way's name if it is one alone, else `list`: a name from a closed set.
+    pub fn label(&self) -> &'static str {
+        match self.0.as_slice() {
+            [(way, _)] => way.as_str(),
+            _ => "list",
+        }
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (Way, u32)> {
         self.0.iter().copied()
     }

@@ -64,6 +64,8 @@ fn sources(kind: Kind) -> &'static [Source] {
 #[derive(Default)]
 struct Rank {
     life: u32,
+    /// Requests that had been placed on it when it was asked.
+    placed: u64,
     tokens: Tokens,
     drain: Drain,
 }
@@ -134,6 +136,7 @@ impl Engine {
         self.ranks.retain(|slot, _| seats.iter().any(|seat| seat.slot == *slot));
         for seat in seats.iter() {
             let rank = self.ranks.entry(seat.slot).or_default();
+            rank.placed = seat.load.taken();
             let life = seat.pulse.life();
             if rank.life != life {
                 (rank.life, rank.tokens) = (life, Tokens::default());
@@ -204,6 +207,7 @@ impl Engine {
             }
             if let Some(known) = self.ranks.get_mut(&seat.slot) {
                 known.tokens.fill(&mut said, now);
+                seat.gauges.asked_after(known.placed);
             }
             seat.gauges.show(&said);
         }

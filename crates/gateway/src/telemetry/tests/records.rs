@@ -8,6 +8,8 @@ use baton_core::exchange::Outcome;
 use baton_core::fault::{Fault, LegName, Refusal};
 use baton_core::fleet::{Engine, Role};
 use baton_core::kv::{Feed, KvIndex};
+use baton_core::place::cascade::resolve::Routing;
+use baton_core::place::cascade::words::Ways;
 use baton_core::record::{HandoffResult, Moments, Record, Retried};
 use baton_core::sse::Usage;
 use baton_core::time::{Duration, Instant};
@@ -83,12 +85,40 @@ pub fn everything(stand: &Stand) {
     record.blame(&lost);
     stand.telemetry.record(&record);
     stand.telemetry.record(&failed(&Fault::QueueFull { retry_after_s: 1 }));
+    stand.telemetry.record(&routed(stand, "pd"));
     stand.telemetry.background().prefill_failed(Class::Transport);
     stand.telemetry.background().asked(Asked::Ok, Why::Silence(Silence::StreamIdle));
     let (fleet, index) = (stand.fleet(), Arc::new(KvIndex::new(1 << 20)));
     let view = &fleet.seats().next().unwrap().view;
     let mut feed = Feed::begin(&index, view, 0).unwrap();
     feed.take(0, b"spoilt", false, Instant::from_micros(1));
+}
+
+/// A pair that one of AIBrix's strategies picked.
+fn routed(stand: &Stand, ways: &str) -> Record {
+    let routing = Routing { ways: Some(Ways::parse(ways).unwrap()), ..Routing::plain(&Arc::default()) };
+    Record { routing: Some(Arc::new(routing)), ..served(stand) }
+}
+
+#[test]
+fn picks_count_under_the_strategy_that_made_them() {
+    let stand = Stand::with_pair();
+    let diff = stand.diff(|telemetry| {
+        telemetry.record(&routed(&stand, "pd"));
+        telemetry.record(&served(&stand));
+        telemetry.record(&routed(&stand, "random:2,least-request"));
+    });
+    let picks = lines(&diff, "pd_selected") + &lines(&diff, "smg_worker_selection_total");
+    expect![[r#"
+        pd_selected_decode_pod_total{engine_type="vllm",model="llama",namespace="",pod="http://h:2",roleset=""} 1
+        pd_selected_prefill_pod_total{engine_type="vllm",model="llama",namespace="",pod="http://h:1",roleset=""} 1
+        smg_worker_selection_total{connection_mode="http",model="llama",policy="least_load",worker_type="decode"} 1
+        smg_worker_selection_total{connection_mode="http",model="llama",policy="list",worker_type="decode"} 1
+        smg_worker_selection_total{connection_mode="http",model="llama",policy="list",worker_type="prefill"} 1
+        smg_worker_selection_total{connection_mode="http",model="llama",policy="pd",worker_type="decode"} 1
+        smg_worker_selection_total{connection_mode="http",model="llama",policy="pd",worker_type="prefill"} 1
+        smg_worker_selection_total{connection_mode="http",model="llama",policy="round_robin",worker_type="prefill"} 1
+    "#]].assert_eq(&picks);
 }
 
 fn lines(diff: &str, family: &str) -> String {

@@ -48,6 +48,7 @@ pub fn on(place: Where, kind: FaultKind) -> Fault {
 pub struct Plan {
     engines: FleetSpec,
     args: Vec<String>,
+    env: BTreeMap<String, String>,
     tapped: bool,
     health_port: bool,
     change: Box<dyn FnMut(&mut Spec) + Send>,
@@ -60,6 +61,7 @@ impl Plan {
         Plan {
             engines,
             args: Vec::new(),
+            env: BTreeMap::new(),
             tapped: false,
             health_port: false,
             change: Box::new(|_| {}),
@@ -81,6 +83,12 @@ impl Plan {
 
     pub fn arg(mut self, name: &str, value: &str) -> Plan {
         self.args.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// A variable of the gateway's environment.
+    pub fn env(mut self, name: &str, value: &str) -> Plan {
+        self.env.insert(name.to_owned(), value.to_owned());
         self
     }
 
@@ -164,7 +172,10 @@ impl Plan {
         if !self.args.iter().any(|a| a == "--pd-preflight" || a.starts_with("--pd-preflight=")) {
             args.push("--pd-preflight=false".to_owned());
         }
-        let mut config = Config::load(args.into_iter().map(OsString::from), &|_| None).unwrap().config;
+        let mut config =
+            Config::load(args.into_iter().map(OsString::from), &|name| self.env.get(name).cloned())
+                .unwrap()
+                .config;
         let home = IpAddr::V4(Ipv4Addr::LOCALHOST);
         (config.server.host, config.server.port) = (home, 0);
         (config.metrics.host, config.metrics.port) = (Some(home), 0);

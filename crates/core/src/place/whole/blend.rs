@@ -1,0 +1,149 @@
+//! What several strategies make of each worker, on one scale.
+//!
+//! Each strategy's best worker gets 1 and its worst 0, the others stand between by proportion; one of which it knows
+//! nothing gets 0. The weighted mean of these decides, the highest wins (AIBrix). Among equals the one with the fewest
+//! requests is taken, and among those each is as likely.
+
+use smallvec::SmallVec;
+
+use super::super::cascade::words::Way;
+use super::score::{Values, Worth};
+use crate::dice::Dice;
+
+/// Shares that differ by less are equal: the same numbers added up in the same order may still be off by a rounding.
+const EQUAL: f64 = 1e-12;
+
+/// All workers of one choice, in their order.
+pub struct Blended {
+    /// Requests in flight when the choice was made.
+    pub loads: SmallVec<[u32; 16]>,
+    sums: SmallVec<[f64; 16]>,
+    weights: f64,
+    /// What each strategy said, for the receipt.
+    told: SmallVec<[(Way, Values); 2]>,
+    over: SmallVec<[bool; 16]>,
+}
+
+impl Blended {
+    pub fn new(loads: SmallVec<[u32; 16]>) -> Blended {
+        let n = loads.len();
+        Blended {
+            loads,
+            sums: SmallVec::from_elem(0.0, n),
+            weights: 0.0,
+            told: SmallVec::new(),
+            over: SmallVec::from_elem(false, n),
+        }
+    }
+
+    /// One more strategy's say.
+    pub fn add(&mut self, way: Way, weight: u32, worth: Worth) {
+        let known = || worth.values.iter().flatten().copied().filter(|value| value.is_finite());
+        let (least, most) =
+            (known().fold(f64::INFINITY, f64::min), known().fold(f64::NEG_INFINITY, f64::max));
+        let share = |value: f64| match most - least {
+            span if span > 0.0 && worth.lowest => (most - value) / span,
+            span if span > 0.0 => (value - least) / span,
+            _ => 1.0,
+        };
+        for (sum, value) in self.sums.iter_mut().zip(&worth.values) {
+            if let Some(value) = value.filter(|value| value.is_finite()) {
+                *sum += f64::from(weight) * share(value);
+            }
+        }
+        self.weights += f64::from(weight);
+        self.told.push((way, worth.values));
+    }
+
+    /// Those with such a load are taken only if there is nobody else.
+    pub fn pass_over(&mut self, too_much: impl Fn(u32) -> bool) {
+        self.over = self.loads.iter().map(|load| too_much(*load)).collect();
+        if self.over.iter().all(|over| *over) {
+            self.over.iter_mut().for_each(|over| *over = false);
+        }
+    }
+
+    /// The best worker, and all that were as good. `None`: there are none.
+    pub fn best(&self, dice: &mut Dice) -> Option<(usize, SmallVec<[usize; 16]>)> {
+        let open = || (0..self.loads.len()).filter(|at| !self.over[*at]);
+        let most = open().map(|at| self.sums[at]).fold(f64::NEG_INFINITY, f64::max);
+        let good = |at: &usize| self.sums[*at] >= most - EQUAL * self.weights.max(1.0);
+        let least = open().filter(good).map(|at| self.loads[at]).min()?;
+        let tied: SmallVec<[usize; 16]> = open().filter(good).filter(|at| self.loads[*at] == least).collect();
+        Some((*tied.get(dice.below(tied.len()))?, tied))
+    }
+
+    pub fn passed_over(&self, at: usize) -> bool {
+        self.over[at]
+    }
+
+    /// From 0 for the best of all strategies to 1 for the worst.
+    pub fn cost(&self, at: usize) -> f64 {
+        if self.weights > 0.0 { 1.0 - self.sums[at] / self.weights } else { 1.0 }
+    }
+
+    /// What each strategy said of this worker.
+    pub fn terms(&self, at: usize) -> Vec<(&'static str, f64)> {
+        self.told.iter().filter_map(|(way, values)| Some((way.as_str(), values[at]?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worth(lowest: bool, values: &[Option<f64>]) -> Worth {
+        Worth { values: values.into(), lowest }
+    }
+
+    fn best(loads: &[u32], worths: &[(u32, Worth)]) -> Vec<usize> {
+        let mut blended = Blended::new(loads.into());
+        for (weight, w) in worths {
+            let w = Worth { values: w.values.clone(), lowest: w.lowest };
+            blended.add(Way::Throughput, *weight, w);
+        }
+        blended.best(&mut Dice::new(1)).unwrap().1.to_vec()
+    }
+
+    #[test]
+    fn one_strategy_takes_its_best_and_the_least_loaded_of_equals() {
+        assert_eq!(best(&[0, 0, 0], &[(1, worth(true, &[Some(3.0), Some(1.0), Some(2.0)]))]), [1]);
+        assert_eq!(best(&[0, 0, 0], &[(1, worth(false, &[Some(3.0), Some(1.0), Some(2.0)]))]), [0]);
+        assert_eq!(best(&[4, 2, 2], &[(1, worth(true, &[Some(1.0); 3]))]), [1, 2]);
+        assert_eq!(best(&[4, 2], &[(1, worth(true, &[None, None]))]), [1], "nothing known");
+        assert_eq!(best(&[4, 2], &[(1, worth(true, &[Some(9.0), None]))]), [0], "the known one first");
+        assert_eq!(best(&[1, 2], &[(1, worth(true, &[Some(f64::NAN), Some(1.0)]))]), [1]);
+    }
+
+    /// Numbers of AIBrix's page on lists of strategies, where a high throughput counts as good.
+    #[test]
+    fn a_list_weighs_what_each_makes_of_a_worker() {
+        let requests = || worth(true, &[Some(10.0), Some(2.0)]);
+        let tokens = || worth(false, &[Some(100.0), Some(10.0)]);
+        assert_eq!(best(&[0, 0], &[(10, requests()), (1, tokens())]), [1]);
+        assert_eq!(best(&[0, 0], &[(1, requests()), (10, tokens())]), [0]);
+        let requests = worth(true, &[Some(1.0), Some(50.0), Some(10.0)]);
+        let history = worth(true, &[Some(1500.0), Some(15.0), Some(150.0)]);
+        let mut blended = Blended::new([0, 0, 0][..].into());
+        blended.add(Way::LeastRequest, 1, requests);
+        blended.add(Way::Throughput, 1, history);
+        assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 2);
+        let costs: Vec<f64> = (0..3).map(|at| blended.cost(at)).collect();
+        assert_eq!((costs[0], costs[1]), (0.5, 0.5));
+        assert!((costs[2] - 0.137).abs() < 1e-3, "{costs:?}");
+        assert_eq!(blended.terms(2), [("least-request", 10.0), ("throughput", 150.0)]);
+    }
+
+    #[test]
+    fn those_with_too_much_are_passed_over_unless_all_have() {
+        let mut blended = Blended::new([9, 0][..].into());
+        blended.add(Way::Throughput, 1, worth(true, &[Some(1.0), Some(2.0)]));
+        assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 0);
+        blended.pass_over(|load| load > 5);
+        assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 1);
+        assert!(blended.passed_over(0) && !blended.passed_over(1));
+        blended.pass_over(|_| true);
+        assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 0);
+        assert_eq!(Blended::new(SmallVec::new()).best(&mut Dice::new(1)), None);
+    }
+}

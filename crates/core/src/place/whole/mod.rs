@@ -1,0 +1,246 @@
+//! AIBrix's strategies outside `pd`: one worker that runs both phases serves the whole request.
+//!
+//! `random`, `least-request` and `power-of-two` are the rules of Baton's own policies under AIBrix's names. The others
+//! score each worker ([`score`]): by what it says of its memory or its requests, by the prompt's beginning that it has
+//! been sent, by the session that it serves. A list of strategies with weights adds up what each makes of a worker,
+//! brought to a common scale ([`blend`]).
+//!
+//! What workers say is as old as the last look at them, and a burst comes in between two looks. So what was placed
+//! since counts as much as what runs there does, on the average; a worker that has more than its share of the requests
+//! in flight is passed over by scores that do not count requests; and among equals the one with the fewest is taken.
+//! AIBrix sends a burst to one worker until the next look.
+
+mod blend;
+mod score;
+pub mod session;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::cascade::knobs::Knobs;
+use super::cascade::resolve::Routing;
+use super::cascade::words::{Way, Ways};
+use super::policy::holder;
+use super::receipt::{Receipt, Score};
+use super::{Look, Miss, Placement, Policy, PolicyName, Seats, Taken, Tuning, affinity};
+use crate::dice::Dice;
+use crate::fault::{Fault, LegName};
+use crate::fleet::{Fleet, Seat};
+use crate::prefix::{Holder, PrefixIndex};
+use crate::prompt::{Blocks, Prompt};
+use crate::time::Instant;
+use blend::Blended;
+
+/// How often a choice is made anew because another request took the place first. Past it the place is taken whatever
+/// the load, if the window has room.
+const TRIES: usize = 64;
+
+/// The strategies and what they remember.
+#[derive(Debug)]
+pub struct Whole {
+    index: Arc<PrefixIndex>,
+    tuning: Tuning,
+    /// Of a request that comes without a routing of its own.
+    plain: Routing,
+    random: Policy,
+    least: Policy,
+    two: Policy,
+}
+
+/// A prompt, and who holds how many of its blocks, by slot.
+type Found = (Arc<Blocks>, SmallVec<[(Holder, u32); 8]>);
+
+/// What a decision looks at of the request, read once.
+struct Sight<'a> {
+    look: &'a Look<'a>,
+    knobs: &'a Knobs,
+    /// Only where a strategy asks for that.
+    prompt: Option<Found>,
+    /// The worker that the session belongs to: its slot.
+    home: Option<u32>,
+}
+
+impl Whole {
+    /// The index is shared with other strategies of AIBrix's: what one of them sent somewhere, all know.
+    pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning, index: Arc<PrefixIndex>) -> Whole {
+        let policy = |name| Policy::tuned(name, Tuning { sticky: false, ..tuning.clone() });
+        Whole {
+            index,
+            tuning: tuning.clone(),
+            plain: Routing::plain(knobs),
+            random: policy(PolicyName::Random),
+            least: policy(PolicyName::LeastLoad),
+            two: policy(PolicyName::PowerOfTwo),
+        }
+    }
+
+    /// # Errors
+    /// As [`super::Strategy::place`].
+    pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        look.known_model()?;
+        let routing = look.routing.unwrap_or(&self.plain);
+        let well: Seats<'_> = look.fleet.whole().iter().filter(|s| look.fits(s)).collect();
+        let fresh: Seats<'_> = well.iter().copied().filter(|s| !look.tried.contains(&s.slot)).collect();
+        let taken = look.telling(|receipt| {
+            if receipt.is_on() {
+                receipt.strategy = routing.ways.as_ref().map_or_else(String::new, Ways::to_string);
+                receipt.profile.clone_from(&routing.profile);
+            }
+            let mut choose = |seats| self.among(seats, routing, look, (dice, &mut *receipt));
+            choose(fresh).or_else(|| choose(well.clone()))
+        });
+        taken.map(|worker| Placement::Whole { worker }).ok_or_else(|| miss(look, &well))
+    }
+
+    /// This worker has the whole prompt.
+    pub(super) fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
+        self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+        if let Some(mut mark) = self.index.hold(&prompt.blocks(self.tuning.block_tokens), holder(seat), now) {
+            mark.keep();
+        }
+    }
+
+    /// One of these, with its place taken. A worker whose half-open breaker has its probe out already steps aside.
+    fn among(
+        &self,
+        mut seats: Seats<'_>,
+        routing: &Routing,
+        look: &Look<'_>,
+        (dice, receipt): (&mut Dice, &mut Receipt),
+    ) -> Option<Taken> {
+        let rooms = look.rooms();
+        seats.retain(|s| s.has_room(rooms));
+        let ways = routing.ways.as_ref();
+        let sight = self.see(look, routing, &seats);
+        loop {
+            let taken = match self.policy(ways) {
+                Some(policy) => policy.take(&mut seats, rooms, look, dice),
+                None => self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt)),
+            }?;
+            if taken.seat.pulse.enter(look.now) {
+                return Some(self.marked(taken, &sight));
+            }
+            seats.retain(|s| s.slot != taken.seat.slot);
+        }
+    }
+
+    /// Baton's own policy of the same rule, if there is one and it stands alone.
+    fn policy(&self, ways: Option<&Ways>) -> Option<&Policy> {
+        let mut all = ways.into_iter().flat_map(Ways::iter);
+        match (all.next().map(|(way, _)| way), all.next()) {
+            (None | Some(Way::Random | Way::Pd), None) => Some(&self.random),
+            (Some(Way::LeastRequest), None) => Some(&self.least),
+            (Some(Way::PowerOfTwo), None) => Some(&self.two),
+            _ => None,
+        }
+    }
+
+    fn see<'a>(&self, look: &'a Look<'a>, routing: &'a Routing, seats: &[&Arc<Seat>]) -> Sight<'a> {
+        let asks = |way: Way| routing.ways.as_ref().is_some_and(|ways| ways.has(way));
+        if asks(Way::LeastKvCache) || asks(Way::Throughput) {
+            look.fleet.want_gauges();
+        }
+        let prompt = asks(Way::PrefixCache).then(|| {
+            let fleet = look.fleet;
+            self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+            let blocks = look.ask.prompt.blocks(self.tuning.block_tokens);
+            let found = self.index.find(&blocks).by_slot();
+            (blocks, found)
+        });
+        let home = if asks(Way::SessionAffinity) { session::home(look.ask, seats) } else { None };
+        Sight { look, knobs: &routing.knobs, prompt, home: home.map(|seat| seat.slot) }
+    }
+
+    /// Chooses by scores and takes rooms in one step: only if the load is still what the choice was made on.
+    fn scored(
+        &self,
+        seats: &mut Seats<'_>,
+        ways: Option<&Ways>,
+        sight: &Sight<'_>,
+        (dice, receipt): (&mut Dice, &mut Receipt),
+    ) -> Option<Taken> {
+        let rooms = sight.look.rooms();
+        for tries in 0.. {
+            receipt.again();
+            let blended = self.blend(seats, ways, sight, dice);
+            let (at, tied) = blended.best(dice)?;
+            note(receipt, seats, &blended, &tied);
+            let (seat, seen) = (seats[at], blended.loads[at]);
+            let lease = match tries < TRIES {
+                true if seat.fits_in(seen, rooms) => seat.load.take_if(seen, rooms),
+                true => None,
+                false => seat.load.take_within(seat.window, rooms),
+            };
+            if let Some(lease) = lease {
+                return Some(Taken::new(seat, lease));
+            }
+            let full = seat.slot;
+            seats.retain(|s| s.has_room(rooms) && (tries < TRIES || s.slot != full));
+        }
+        None
+    }
+
+    /// What each of these is worth.
+    fn blend(
+        &self,
+        seats: &[&Arc<Seat>],
+        ways: Option<&Ways>,
+        sight: &Sight<'_>,
+        dice: &mut Dice,
+    ) -> Blended {
+        let loads: SmallVec<[u32; 16]> = seats.iter().map(|s| s.load.in_flight()).collect();
+        let gate = affinity::gate(seats, &self.tuning);
+        let counted = |way: Way| !matches!(way, Way::LeastKvCache | Way::Throughput);
+        let gated = ways.is_some_and(|ways| !ways.iter().any(|(way, _)| counted(way)));
+        let mut blended = Blended::new(loads);
+        for (way, weight) in ways.into_iter().flat_map(Ways::iter) {
+            let worth = score::each(way, seats, &blended.loads, sight, dice);
+            blended.add(way, weight, worth);
+        }
+        if gated {
+            blended.pass_over(|load| f64::from(load) > gate);
+        }
+        blended
+    }
+
+    /// The prompt is remembered where it went, by whichever strategy: other requests may look for it.
+    fn marked(&self, mut taken: Taken, sight: &Sight<'_>) -> Taken {
+        if let Some((blocks, _)) = &sight.prompt {
+            taken.mark = self.index.hold(blocks, holder(&taken.seat), sight.look.now);
+        }
+        taken
+    }
+}
+
+/// Writes down what the choice was made on.
+fn note(receipt: &mut Receipt, seats: &[&Arc<Seat>], blended: &Blended, tied: &[usize]) {
+    if !receipt.is_on() {
+        return;
+    }
+    let name = |at: usize| seats[at].worker.id.clone();
+    receipt.decode.tied = tied.iter().map(|at| name(*at)).collect();
+    receipt.decode.scores = (0..seats.len())
+        .map(|at| Score {
+            worker: name(at),
+            score: blended.cost(at),
+            terms: blended.terms(at),
+            skipped: blended.passed_over(at).then_some("more than its share of requests".into()),
+        })
+        .collect();
+}
+
+/// Why there is nobody: all windows are full, or no worker that runs both phases is well and serves the model.
+fn miss(look: &Look<'_>, well: &[&Arc<Seat>]) -> Miss {
+    let (leg, rooms) = (LegName::Whole, look.rooms());
+    let registered = look.fleet.whole().iter().any(|s| s.worker.serves(look.ask.model.as_deref()));
+    match well.iter().filter_map(|s| s.window).max() {
+        Some(widest) if widest < rooms => Miss::Nobody(Fault::Shed { leg, rooms, widest: Some(widest) }),
+        Some(_) => Miss::Full(Fault::Shed { leg, rooms, widest: None }),
+        None if registered => Miss::Nobody(Fault::NoWorker { leg, registered }),
+        None => {
+            let reason = "no worker runs both phases, and this strategy needs one".to_owned();
+            Miss::Nobody(Fault::Unroutable { reason })
+        }
+    }
+}

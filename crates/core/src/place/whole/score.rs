@@ -1,0 +1,137 @@
+//! What each strategy makes of each worker: plain numbers, or none where nothing is known.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::super::cascade::score::limit;
+use super::super::cascade::words::Way;
+use super::super::policy::holder;
+use super::Sight;
+use crate::dice::Dice;
+use crate::fleet::Seat;
+
+/// One number for each worker, in their order.
+pub type Values = SmallVec<[Option<f64>; 16]>;
+
+/// What a strategy says.
+pub struct Worth {
+    pub values: Values,
+    /// The lowest is the best, or the highest.
+    pub lowest: bool,
+}
+
+/// `prefix-cache` heeds prompts among the idlest alone when the busiest has more than this many times the mean and one,
+/// and this many requests more than the idlest (AIBrix).
+const UNEVEN_FACTOR: f64 = 2.0;
+const UNEVEN_GAP: u32 = 8;
+
+/// Each of these workers by one strategy. `loads` are their requests in flight.
+pub fn each(way: Way, seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>, dice: &mut Dice) -> Worth {
+    let lowest = |values| Worth { values, lowest: true };
+    let highest = |values| Worth { values, lowest: false };
+    match way {
+        Way::LeastRequest => lowest(loads.iter().map(|load| Some(f64::from(*load))).collect()),
+        Way::PowerOfTwo => lowest(of_two(loads, dice)),
+        Way::LeastKvCache => lowest(memory(seats, loads)),
+        Way::Throughput => lowest(seats.iter().map(|seat| tokens(seat)).collect()),
+        Way::PrefixCache => highest(matched(seats, loads, sight)),
+        Way::SessionAffinity => {
+            let own = |seat: &&Arc<Seat>| Some(f64::from(u8::from(sight.home == Some(seat.slot))));
+            highest(seats.iter().map(own).collect())
+        }
+        Way::Random | Way::Pd => highest(seats.iter().map(|_| Some(dice.fraction())).collect()),
+    }
+}
+
+/// Two by chance, by their loads; nothing of the others.
+fn of_two(loads: &[u32], dice: &mut Dice) -> Values {
+    let n = loads.len();
+    let a = dice.below(n);
+    let b = (a + 1 + dice.below(n.saturating_sub(1))) % n.max(1);
+    let drawn = |at: usize| at == a || at == b;
+    loads.iter().enumerate().map(|(at, load)| drawn(at).then_some(f64::from(*load))).collect()
+}
+
+/// Share of KV memory in use, on the device and on the host, as of now: what was placed since the worker was asked
+/// takes as much as what ran then did, on the average over all workers.
+fn memory(seats: &[&Arc<Seat>], loads: &[u32]) -> Values {
+    let told = |seat: &Arc<Seat>| {
+        let device = seat.gauges.kv_usage.get()?;
+        Some(device + seat.gauges.host_kv_usage.get().unwrap_or_default())
+    };
+    let (mut used, mut running) = (0.0, 0.0);
+    for seat in seats {
+        if let Some((share, n)) = told(seat).zip(seat.gauges.running.get()).filter(|(_, n)| *n > 0.0) {
+            used += share;
+            running += n;
+        }
+    }
+    let each = if running > 0.0 { used / running } else { 0.0 };
+    let since =
+        |seat: &Arc<Seat>, load: u32| seat.gauges.placed_since(&seat.load).min(u64::from(load)) as f64;
+    seats.iter().zip(loads).map(|(seat, load)| Some(told(seat)? + each * since(seat, *load))).collect()
+}
+
+/// Tokens of a request there, on the average; those of the prompt count twice (AIBrix).
+fn tokens(seat: &Seat) -> Option<f64> {
+    Some(2.0 * seat.gauges.prompt_mean.get()? + seat.gauges.answer_mean.get()?)
+}
+
+/// How much of the prompt each has, in whole percent; nothing of one that has far more requests than the others.
+fn matched(seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>) -> Values {
+    let Some((blocks, found)) = &sight.prompt else { return Values::from_elem(Some(0.0), seats.len()) };
+    let most = limit(loads, sight.knobs.deviations);
+    let idlest = loads.iter().copied().min().unwrap_or_default();
+    let uneven = uneven(loads);
+    let percent = |seat: &Seat| {
+        let at = found.binary_search_by_key(&seat.slot, |(h, _)| h.slot).ok()?;
+        let (of, held) = found[at];
+        (of == holder(seat)).then(|| u64::from(held) * 100 / blocks.hashes.len().max(1) as u64)
+    };
+    let counts = |load: u32| f64::from(load) <= most && (!uneven || load == idlest);
+    let each = |(seat, load): (&&Arc<Seat>, &u32)| {
+        let percent = percent(seat).filter(|_| counts(*load)).unwrap_or_default();
+        Some(percent as f64)
+    };
+    seats.iter().zip(loads).map(each).collect()
+}
+
+fn uneven(loads: &[u32]) -> bool {
+    let (Some(most), Some(least)) = (loads.iter().max(), loads.iter().min()) else { return false };
+    let mean = loads.iter().map(|load| f64::from(*load)).sum::<f64>() / loads.len() as f64;
+    f64::from(*most) > UNEVEN_FACTOR * (mean + 1.0) && most - least >= UNEVEN_GAP
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_uneven_by_factor_and_gap() {
+        for (loads, expected) in [
+            (&[0, 0, 0, 9][..], true),
+            (&[0, 0, 0, 7], false),
+            (&[10, 10, 10, 18], false),
+            (&[8, 0], false),
+            (&[0], false),
+            (&[], false),
+        ] {
+            assert_eq!(uneven(loads), expected, "{loads:?}");
+        }
+    }
+
+    #[test]
+    fn two_are_drawn_and_never_one_twice() {
+        let mut dice = Dice::new(1);
+        let mut seen = [0; 3];
+        for _ in 0..300 {
+            let drawn = of_two(&[5, 6, 7], &mut dice);
+            assert_eq!(drawn.iter().flatten().count(), 2);
+            drawn.iter().zip(&mut seen).for_each(|(value, n)| *n += usize::from(value.is_some()));
+        }
+        assert!(seen.iter().all(|n| (150..250).contains(n)), "{seen:?}");
+        assert_eq!(of_two(&[4], &mut dice).as_slice(), [Some(4.0)]);
+        assert!(of_two(&[], &mut dice).is_empty());
+    }
+}

@@ -216,6 +216,7 @@ impl Strategy {
         match self {
             Strategy::Legwise(legwise) => Strategy::Legwise(legwise.hearing(events)),
             Strategy::Cascade(cascade) => Strategy::Cascade(cascade),
+            Strategy::Whole(whole) => Strategy::Whole(whole),
         }
     }
 
@@ -224,6 +225,8 @@ impl Strategy {
         match self {
             Strategy::Legwise(legwise) => legwise.indexes(),
             Strategy::Cascade(cascade) => SmallVec::from_iter([("pd", cascade.index())]),
+            // The cascade's.
+            Strategy::Whole(_) => SmallVec::new(),
         }
     }
 
@@ -259,7 +262,8 @@ pub type Indexes<'a> = SmallVec<[(&'static str, &'a Arc<PrefixIndex>); 4]>;
 impl Strategies {
     /// Heeds what workers say that they hold.
     pub fn hearing(self, events: &Arc<KvIndex>) -> Strategies {
-        Strategies { own: self.own.hearing(events), pd: self.pd.hearing(events) }
+        let of = |strategy: Strategy| strategy.hearing(events);
+        Strategies { own: of(self.own), pd: of(self.pd), whole: of(self.whole) }
     }
 
     /// The indexes of what was sent where, by what they are for.

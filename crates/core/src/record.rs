@@ -130,6 +130,8 @@ pub struct Record {
     pub routing: Option<Arc<Routing>>,
     /// `regular` or `pd`: SMG's `backend_type`.
     pub pd: bool,
+    /// Adaptive bucket serving chose the roleset: which, and the prompt's tokens.
+    pub band: Option<(String, u64)>,
     /// The engine of the decode leg.
     pub engine: Engine,
     /// `mode` of `smg_pd_kv_connector_mode_total`; vLLM plans only.

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use baton_core::dice::Dice;
 use baton_core::kv::Trust;
+use baton_core::place::Cascade;
+use baton_core::place::cascade::books::SWEEP;
 use baton_core::preflight::{Board, State};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -30,7 +32,7 @@ use crate::preflight;
 use crate::probe::{self, GaugeRule};
 use crate::registry::{self, Registry};
 use crate::telemetry::log::Drops;
-use crate::telemetry::{self, Indexes, Live, Policies, Setup, Telemetry};
+use crate::telemetry::{self, Charged, Indexes, Live, Policies, Setup, Telemetry};
 
 /// Why the gateway could not start; says which setting to change.
 #[derive(Debug)]
@@ -109,6 +111,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let metrics = tokio::spawn(telemetry::serve(metrics, telemetry));
     let lanes = lanes(&gateway, config.server.worker_threads.map_or(cores, usize::from), seed)?;
     let _ = house.set((lanes.iter().map(|l| l.lane.clone()).collect(), Arc::downgrade(&gateway)));
+    let janitor = tokio::spawn(janitor(gateway.clone()));
     let (stop, stopped) = watch::channel(Stop::No);
     if let Some(listener) = health {
         tokio::spawn(probes(listener, gateway.clone(), stopped.clone()));
@@ -117,7 +120,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    let tasks = [acceptor, metrics, gauges].into_iter().chain(hearing).collect();
+    let tasks = [acceptor, metrics, gauges, janitor].into_iter().chain(hearing).collect();
     Ok(Running { address, metrics_address, health_address, gateway, stop, preflight, tasks, lanes })
 }
 
@@ -149,6 +152,40 @@ fn hear(config: &Config, gateway: &Arc<Gateway>) -> Option<tokio::task::JoinHand
 /// The lanes and what they share, once they run.
 type House = Arc<OnceLock<(Vec<Arc<Lane>>, Weak<Gateway>)>>;
 
+fn gateway(house: &House) -> Option<Arc<Gateway>> {
+    house.get().and_then(|(_, gateway)| gateway.upgrade())
+}
+
+/// Looks for charges whose release never came, and for sessions that went quiet.
+async fn janitor(gateway: Arc<Gateway>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        let Some(cascade) = gateway.strategies.cascade() else { return };
+        for stale in cascade.sweep(gateway.clock.now()) {
+            let charge = &stale.charge;
+            tracing::warn!(prefill = ?charge.prefill, decode = ?charge.decode, "force-releasing stale charge");
+        }
+    }
+}
+
+/// What pods are charged with: those that still have a worker.
+fn charged(gateway: &Gateway) -> Vec<Charged> {
+    let fleet = gateway.registry.load_full();
+    let rows = gateway.strategies.cascade().map(|c| c.books().rows()).unwrap_or_default();
+    let told = rows.into_iter().filter_map(|(slot, tokens)| {
+        let worker = &fleet.seat(slot)?.worker;
+        let partly = tokens.active > 0 || tokens.kv > 0;
+        let of_prefill = fleet.prefill().iter().any(|p| p.seat.slot == slot);
+        Some(Charged {
+            namespace: worker.label("pod_namespace").unwrap_or_default().to_owned(),
+            pod: worker.pod.as_ref().map_or(worker.url.as_str(), |pod| &pod.name).to_owned(),
+            prefill: (of_prefill || partly).then_some((tokens.active, tokens.kv)),
+            decode: (!of_prefill || tokens.decode > 0).then_some(tokens.decode),
+        })
+    });
+    told.collect()
+}
+
 fn setup(
     config: &Config,
     registry: &Registry,
@@ -166,11 +203,11 @@ fn setup(
         checks: checked.tally().all().to_vec(),
         looks: checked.tally().looks(),
         preflight: standings(&checked),
-        indexes: house
-            .get()
-            .and_then(|(_, gateway)| gateway.upgrade())
-            .map(|g| indexes(&g))
+        charged: gateway(&house).map(|g| charged(&g)).unwrap_or_default(),
+        bands: gateway(&house)
+            .and_then(|g| g.strategies.cascade().map(Cascade::band_maxima))
             .unwrap_or_default(),
+        indexes: gateway(&house).map(|g| indexes(&g)).unwrap_or_default(),
     };
     Setup {
         duration_buckets: config.metrics.duration_buckets_secs.clone(),

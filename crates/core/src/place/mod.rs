@@ -282,6 +282,14 @@ impl Strategies {
         }
     }
 
+    /// AIBrix's `pd`, and what it keeps.
+    pub fn cascade(&self) -> Option<&Cascade> {
+        match &self.pd {
+            Strategy::Cascade(cascade) => Some(cascade),
+            Strategy::Legwise(_) | Strategy::Whole(_) => None,
+        }
+    }
+
     /// This worker has the whole prompt, as far as anybody who knows it says.
     pub fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
         // What one of AIBrix's knows, all know.

@@ -57,6 +57,8 @@ pub struct Receipt {
     /// Of the worker that answers.
     pub decode: OfLeg,
     pub charges: Vec<Charged>,
+    /// Adaptive bucket serving decided on the roleset. Written whether or not the rest is kept, because it is counted.
+    pub banded: bool,
 }
 
 impl Receipt {
@@ -79,6 +81,7 @@ impl Receipt {
         self.steps.clear();
         (self.prefill, self.decode) = (OfLeg::default(), OfLeg::default());
         self.charges.clear();
+        self.banded = false;
     }
 
     /// A step and what came of it. The detail is made only if it is kept.

@@ -133,7 +133,7 @@ fn worker(node: Node) -> Result<Plain, Broken> {
     let roleset = keys.read("roleset", read::text)?;
     let ready = keys.read("ready", read::switch)?.unwrap_or(true);
     let labels = keys.texts("labels")?;
-    let _annotations = keys.texts("annotations")?;
+    let annotations = keys.texts("annotations")?;
     let load = keys.read("load", load)?.unwrap_or_default();
     let cached = keys.list("cached", read::text)?;
     keys.end()?;
@@ -148,6 +148,7 @@ fn worker(node: Node) -> Result<Plain, Broken> {
     let model = model.as_deref().or_else(|| label("model.aibrix.ai/name"));
     spec.models.extend(model.map(|id| Model { id: id.to_owned(), context_length: None }));
     spec.labels = labels.iter().cloned().collect();
+    spec.annotations = annotations.into_iter().collect();
     if let Some(roleset) = roleset {
         spec.labels.insert("roleset-name".to_owned(), roleset);
     }

@@ -28,7 +28,7 @@ use baton_core::exchange::{Action, Event, Exchange, Ledger, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
 use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::limits::Terms;
-use baton_core::place::cascade::resolve::Routing;
+use baton_core::place::cascade::{self, resolve::Routing};
 use baton_core::place::{self, Look, Miss, Placement, Taken};
 use baton_core::record::{HandoffResult, Record, Retried};
 use baton_core::time::Instant;
@@ -331,6 +331,7 @@ impl Drive {
             Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
             Err(Miss::Full(fault)) => return Event::Full(fault),
         };
+        self.record.band = cascade::band(&look.into_receipt(), &placement, &self.ask);
         self.joint = None;
         (self.place_in_line, self.patience) = (None, None);
         let plan = match self.plan(&placement) {

@@ -23,6 +23,7 @@ pub struct Spec {
     /// Empty: to be found out.
     pub models: Vec<Model>,
     pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
     pub priority: u32,
     pub cost: f64,
     pub api_key: Option<Secret>,
@@ -88,6 +89,7 @@ impl Spec {
             engine: None,
             models: Vec::new(),
             labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
             priority: 50,
             cost: 1.0,
             api_key: None,
@@ -146,6 +148,7 @@ impl Spec {
         let mut w = Worker::new(id, self.url.clone(), self.role);
         w.labels = facts.map(|f| f.labels.clone()).unwrap_or_default();
         w.labels.extend(self.labels.clone());
+        w.annotations.clone_from(&self.annotations);
         let told = facts.map(|f| f.engine).filter(|told| *told != Engine::default());
         let named = self.kv_connector.as_deref().and_then(Connector::engine_of);
         w.engine = self.engine.or(told).or(named).unwrap_or_default();

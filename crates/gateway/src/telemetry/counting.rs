@@ -149,6 +149,10 @@ impl Counting {
             self.request_bytes.add(record.request_bytes);
             self.answer_bytes.add(record.answer_bytes);
         }
+        if let Some((roleset, tokens)) = &record.band {
+            self.all.band_requests.of([roleset]).add(1);
+            self.all.band_tokens.of([roleset]).add(*tokens);
+        }
         let trouble = record.retries_exhausted || record.leg.is_some() || record.moments.queued.is_some();
         if trouble || !record.retried.is_empty() {
             self.troubles(series, model, record);

@@ -82,6 +82,11 @@ recorded! {
     /// Prefill legs that failed, by how, before or after the client's answer had begun.
     prefill_failures: Counters "gateway_pd_prefill_failure_total" [class, stage], "legs", Aibrix;
 
+    /// Requests for which adaptive bucket serving decided on the roleset.
+    band_requests: Counters "pd_bucket_serve_band_total" [roleset], "requests", Aibrix;
+    /// Their prompt tokens.
+    band_tokens: Counters "pd_bucket_serve_prompt_tokens_total" [roleset], "tokens", Aibrix;
+
     /// Requests that failed and were not tried again because the gateway's retries were used up.
     retries_refused: Counters "baton_retries_refused_total" [worker_type, endpoint], "requests", Baton;
     /// How exchanges ended: served, failed, cut, client_gone.
@@ -134,6 +139,15 @@ scraped! {
     connections: Gauges "smg_http_connections_active" [], "connections", Smg;
     /// Log lines dropped because their sink could not keep up.
     log_dropped: Gauges "smg_log_dropped_lines" [sink], "lines", Smg;
+
+    /// Tokens of the prefills that the worker computes, as token_load and hybrid_cache_load charge them.
+    ledger_active: Gauges "pd_token_load_active_tokens" [namespace, pod_name], "tokens", Aibrix;
+    /// The same of those whose KV it holds until their decode is done.
+    ledger_kv: Gauges "pd_token_load_kv_tokens" [namespace, pod_name], "tokens", Aibrix;
+    /// Prompt tokens of the requests that the worker decodes, as the decode policy token_load charges them.
+    ledger_decode: Gauges "pd_token_load_decode_tokens" [namespace, pod_name], "tokens", Aibrix;
+    /// The longest prompt that the roleset is banded to.
+    band_max: Gauges "pd_bucket_serve_band_max" [roleset], "tokens", Aibrix;
 
     /// Times that the worker's breaker changed its state.
     cb_transitions: Totals "baton_worker_cb_transitions_total" [worker], "changes", Baton;

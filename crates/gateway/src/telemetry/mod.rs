@@ -33,7 +33,7 @@ pub use background::{Background, DetachedLeg, HandoffOut, LegEnd};
 pub use counting::{MAX_KEPT, Policies};
 pub use family::{BadFamily, MAX_LABEL_SETS};
 pub use page::families_page;
-pub use scrape::{Indexes, Live};
+pub use scrape::{Charged, Indexes, Live};
 pub use serve::serve;
 
 use counting::Counting;

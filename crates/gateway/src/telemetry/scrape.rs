@@ -34,6 +34,10 @@ pub struct Live {
     /// What the pre-flight knows of workers: their URL and its word for it.
     pub preflight: Vec<(String, &'static str)>,
     pub indexes: Indexes,
+    /// What AIBrix's cascade charges workers with.
+    pub charged: Vec<Charged>,
+    /// The longest prompt of each roleset's bands.
+    pub bands: BTreeMap<String, u64>,
 }
 
 /// What is remembered of prompts.
@@ -67,6 +71,17 @@ impl Indexes {
     }
 }
 
+/// Tokens that one pod is charged with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Charged {
+    pub namespace: String,
+    pub pod: String,
+    /// `None`: it is no prefill.
+    pub prefill: Option<(u64, u64)>,
+    /// `None`: it does not decode.
+    pub decode: Option<u64>,
+}
+
 impl Live {
     pub(super) fn show(&self, scraped: &Scraped) {
         scraped.admission_inflight.set([], self.inflight as f64);
@@ -81,6 +96,19 @@ impl Live {
         }
         for (worker, state) in &self.preflight {
             scraped.preflight.set([worker, state], 1.0);
+        }
+        for pod in &self.charged {
+            let labels = [pod.namespace.as_str(), pod.pod.as_str()];
+            if let Some((active, kv)) = pod.prefill {
+                scraped.ledger_active.set(labels, active as f64);
+                scraped.ledger_kv.set(labels, kv as f64);
+            }
+            if let Some(tokens) = pod.decode {
+                scraped.ledger_decode.set(labels, tokens as f64);
+            }
+        }
+        for (roleset, max) in &self.bands {
+            scraped.band_max.set([roleset], *max as f64);
         }
     }
 }

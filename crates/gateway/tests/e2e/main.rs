@@ -7,6 +7,7 @@
 
 mod aborts;
 mod admission;
+mod aibrix;
 mod apis;
 mod budget;
 mod cases;

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ledger::{Charge, Ledger, Part, Stale};
+use super::ledger::{Charge, Ledger, Part, Stale, Tokens};
 use super::sessions::{SessionRule, Sessions};
 use crate::time::{Duration, Instant};
 
@@ -56,6 +56,11 @@ impl Books {
         open.ledger.charge(id, charge);
         open.ledger.release(id, Part::Active);
         Held { books: self.clone(), id, part: Part::Rest }
+    }
+
+    /// What each worker is charged with, by slot.
+    pub fn rows(&self) -> Vec<(u32, Tokens)> {
+        self.open().ledger.rows().collect()
     }
 
     /// Takes back what is too old and forgets what was long not asked for. Gives what was taken back.

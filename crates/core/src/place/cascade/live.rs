@@ -235,7 +235,10 @@ impl<'a> Decision<'a> {
             throughput: gauges.throughput.get(),
             kv_usage: gauges.kv_usage.get(),
             drain: gauges.drain_rate.get(),
-            waiting: gauges.waiting_for_anything(),
+            waiting: gauges.waiting.get().map_or_else(
+                || estimated(pod.part, count, gauges.drain_rate.get()),
+                |_| gauges.waiting_for_anything(),
+            ),
             prefill_ms: gauges.prefill_ms(),
             matched_pct: self.matched_pct(seat),
             active_tokens: tokens.active,
@@ -347,5 +350,16 @@ impl<'a> Decision<'a> {
             }
             tries += 1;
         }
+    }
+}
+
+/// Requests that wait on a worker that does not say so, by what the gateway has there: a prefill computes one prompt
+/// and the others wait; a decode runs all that its window lets in; a worker for both phases is not idle while it has
+/// any. Where nothing was finished yet, nobody can say how long that takes, and nobody waits.
+fn estimated(part: Part, count: u32, drain: Option<f64>) -> f64 {
+    match part {
+        Part::Prefill if drain.is_some_and(|rate| rate > 0.0) => f64::from(count.saturating_sub(1)),
+        Part::Whole => f64::from(count),
+        Part::Prefill | Part::Decode => 0.0,
     }
 }

@@ -170,6 +170,13 @@ impl Cascade {
     }
 }
 
+/// The roleset that adaptive bucket serving chose for the request, and the prompt's tokens. `None`: it chose nothing.
+pub fn band(receipt: &Receipt, placement: &Placement, ask: &Ask) -> Option<(String, u64)> {
+    let Placement::Pair { prefill, .. } = placement else { return None };
+    let roleset = prefill.seat.worker.label(yard::ROLESET).unwrap_or_default();
+    receipt.banded.then(|| (roleset.to_owned(), tokens(ask)))
+}
+
 /// A request that needs no decode: the least loaded prefill, else the least loaded worker that runs both phases.
 fn prefill_alone(look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
     let fleet = look.fleet;

@@ -171,6 +171,7 @@ fn keep_band(pool: &mut Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) {
         pool.prefill.retain(|c| c.roleset == band);
         pool.decode.retain(|c| c.roleset == band);
     }
+    receipt.banded = fires;
     receipt.step("bucket_serve", fires, || {
         if fires { "the band's roleset alone" } else { "the band's roleset has no pair left" }.to_owned()
     });

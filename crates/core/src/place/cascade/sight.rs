@@ -35,9 +35,11 @@ impl Sight {
         if free <= 0.0 { 0.1 } else { free }
     }
 
-    /// Seconds that its queue would take to drain; no number where nothing is known.
+    /// Seconds that its queue would take to drain. An empty one takes none, however long ago it was that anything was
+    /// finished there (to AIBrix, whose rates come from elsewhere, that is no number, and an idle combined worker is
+    /// found by accident only).
     pub fn queue_s(&self) -> f64 {
-        self.waiting / self.drain.unwrap_or_default()
+        if self.waiting > 0.0 { self.waiting / self.drain.unwrap_or_default() } else { 0.0 }
     }
 }
 

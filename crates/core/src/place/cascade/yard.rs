@@ -17,7 +17,7 @@ use crate::fleet::{Fleet, Prefill, Seat, Worker};
 /// The annotation that holds a model's config.
 pub const CONFIG: &str = "model.aibrix.ai/config";
 /// Legs of one roleset pair.
-const ROLESET: &str = "roleset-name";
+pub const ROLESET: &str = "roleset-name";
 /// Labels that tell an AIBrix pod: without a roleset it pairs with nobody, where other workers pair with each other.
 const POD_LABELS: [&str; 4] = ["model.aibrix.ai/name", "model.aibrix.ai/engine", "role-name", ROLESET];
 /// Of the pods that make one replica, the one that listens has the index 0, or none.

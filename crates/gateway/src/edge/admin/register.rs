@@ -19,6 +19,7 @@ const URL_MAX_BYTES: usize = 2048;
 const LABELS_MAX: usize = 128;
 const LABEL_KEY_MAX_BYTES: usize = 128;
 const LABEL_VALUE_MAX_BYTES: usize = 4096;
+const ANNOTATION_MAX_BYTES: usize = 64 << 10;
 /// Longest text of any other field, and most names of models.
 const TEXT_MAX_BYTES: usize = 4096;
 const MODELS_MAX: usize = 1024;
@@ -50,6 +51,7 @@ struct WorkerSpec {
     #[serde(alias = "runtime")]
     runtime_type: Option<RuntimeType>,
     labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
     priority: Option<u32>,
     cost: Option<f64>,
     api_key: Option<String>,
@@ -132,6 +134,7 @@ pub(super) fn read_spec(body: &Bytes) -> Result<Spec, Reply> {
     let json: WorkerSpec = parse(body)?;
     let url = address(&json.url)?;
     check_labels(json.labels.as_ref())?;
+    check_annotations(json.annotations.as_ref())?;
     check_numbers(&json)?;
     if let Some(mode) = json.connection_mode.filter(|mode| *mode != ConnectionMode::Http) {
         let name = if mode == ConnectionMode::Grpc { "gRPC" } else { "ZMQ" };
@@ -151,6 +154,7 @@ pub(super) fn read_spec(body: &Bytes) -> Result<Spec, Reply> {
         engine: json.runtime_type.and_then(engine),
         models: read_models(json.models.unwrap_or_default())?,
         labels: json.labels.unwrap_or_default(),
+        annotations: json.annotations.unwrap_or_default(),
         priority: json.priority.unwrap_or(50),
         cost: json.cost.unwrap_or(1.0),
         api_key: secret(json.api_key)?,
@@ -281,6 +285,26 @@ fn check_labels(labels: Option<&BTreeMap<String, String>>) -> Result<(), Reply> 
         }
         if TRUTH_LABELS.contains(&key.as_str()) && value != "true" && value != "false" {
             return wrong("must be \"true\" or \"false\"");
+        }
+    }
+    Ok(())
+}
+
+/// Nobody selects by annotations: their texts may be long, and of several lines.
+fn check_annotations(annotations: Option<&BTreeMap<String, String>>) -> Result<(), Reply> {
+    let Some(all) = annotations else { return Ok(()) };
+    if all.len() > LABELS_MAX {
+        return Err(Reply::bad(format!("annotations: more than {LABELS_MAX}")));
+    }
+    for (key, value) in all {
+        let fits =
+            (1..=LABEL_KEY_MAX_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
+        if !fits || value.len() > ANNOTATION_MAX_BYTES {
+            let shown: String = key.chars().take(LABEL_KEY_MAX_BYTES).collect();
+            return Err(Reply::bad(format!(
+                "annotation {shown:?}: a key has 1 to {LABEL_KEY_MAX_BYTES} printable ASCII characters, no space; \
+                 a value at most {ANNOTATION_MAX_BYTES} bytes"
+            )));
         }
     }
     Ok(())

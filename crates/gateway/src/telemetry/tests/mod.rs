@@ -45,6 +45,16 @@ impl Stand {
                 checks: vec![(Role::Decode, 9, 1)],
                 looks: (7, 2),
                 preflight: vec![("http://d1".to_owned(), "proved")],
+                charged: vec![
+                    Charged {
+                        namespace: "ns".into(),
+                        pod: "p-0".into(),
+                        prefill: Some((5, 6)),
+                        ..Charged::default()
+                    },
+                    Charged { pod: "d-0".into(), decode: Some(7), ..Charged::default() },
+                ],
+                bands: [("short".to_owned(), 2048)].into(),
             }),
             log_drops: log::Drops::idle("stdout"),
         });

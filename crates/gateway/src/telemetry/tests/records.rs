@@ -76,6 +76,7 @@ pub fn failed(fault: &Fault) -> Record {
 /// Something of everything that can be counted.
 pub fn everything(stand: &Stand) {
     let mut record = served(stand);
+    record.band = Some(("short".into(), 7));
     stand.telemetry.record(&record);
     let lost = Fault::Unreachable { leg: LegName::Decode, cause: "reset".into() };
     record.retried = vec![Retried::new(&lost, record.prefill.clone(), record.decode.clone())];

@@ -83,6 +83,15 @@ fn nothing_is_left_behind() {
     begin(&MIXED, "", 1);
 }
 
+/// What the pre-flight can prove, by counters and by answers.
+const PROVABLE: [Model; 2] = [("vllm", Kind::Vllm, Some(480.0)), ("sglang", Kind::Sglang, None)];
+
+/// Workers that come back are held, and the faults strike trials too.
+#[test]
+fn nothing_is_left_behind_by_the_pre_flight() {
+    begin(&PROVABLE, "--pd-preflight", 4);
+}
+
 #[test]
 fn nothing_is_left_behind_by_generation_first() {
     begin(&GENERATION_FIRST, "--trt-schedule-style generation_first", 5);

@@ -250,7 +250,8 @@ impl Call<'_> {
             }
         };
         if fault.is_some_and(|fault| matches!(fault.kind, Kind::NullParams | Kind::Recompute)) {
-            for ask in &mut asks {
+            // A room is no parameter that an answer could lack.
+            for ask in asks.iter_mut().filter(|ask| !matches!(ask.part, Part::Room { .. })) {
                 let part = std::mem::replace(&mut ask.part, Part::Local);
                 if let (Part::Pull(remote), Some(Kind::Recompute)) = (part, fault.map(|fault| fault.kind)) {
                     self.node.release(&remote);

@@ -151,6 +151,10 @@ pub struct Hints {
 /// Longest routing key taken, in bytes (SMG 1.13). A longer one is ignored.
 pub const ROUTING_KEY_MAX: usize = 128;
 
+/// Most tokens, and longest list of them in bytes, that a client may give for policies to look at (SMG 1.13).
+pub const ROUTING_TOKENS_MAX: usize = 512;
+pub const ROUTING_TOKENS_MAX_BYTES: usize = 4096;
+
 impl Hints {
     /// A routing key. Keys that differ only in the number of a turn or a retry (`_t3`, `_r1`) are one session
     /// (SMG 1.13). False if it is none.
@@ -376,6 +380,19 @@ impl Ask {
     pub fn hear_request_id(&mut self, id: &[u8]) {
         let holds = |mark: &[u8]| memchr::memmem::find(id, mark).is_some();
         self.names_peers |= holds(b"___prefill_addr_") || holds(b"___decode_addr_");
+    }
+
+    /// Tokens for policies to look at instead of the prompt: numbers of 32 bits, separated by commas (SMG 1.13). What
+    /// is none of that, or too much of it, is ignored.
+    pub fn hear_tokens(&mut self, list: &[u8]) {
+        let number = |item: &[u8]| scalar::as_u64(item).and_then(|id| u32::try_from(id).ok());
+        if list.len() > ROUTING_TOKENS_MAX_BYTES {
+            return;
+        }
+        let ids: Option<Box<[u32]>> = list.split(|byte| *byte == b',').map(number).collect();
+        if let Some(ids) = ids.filter(|ids| ids.len() <= ROUTING_TOKENS_MAX) {
+            self.prompt.stand_in(ids);
+        }
     }
 
     /// How many results the engine is asked for as a list of requests: none for a plain request.

@@ -53,6 +53,8 @@ pub struct Prompt {
     measure: Option<Arc<Measure>>,
     size: OnceLock<Size>,
     ids: OnceLock<Option<Arc<[u32]>>>,
+    /// What policies look at instead of the body, as the client wants it.
+    stand_in: Option<Box<[u32]>>,
 }
 
 /// What a prompt is made of.
@@ -94,7 +96,13 @@ impl Prompt {
             measure: None,
             size: OnceLock::new(),
             ids: OnceLock::new(),
+            stand_in: None,
         }
+    }
+
+    /// For policies these tokens are the prompt. Its size stays what the body says.
+    pub fn stand_in(&mut self, ids: Box<[u32]>) {
+        (self.stand_in, self.blocks) = (Some(ids), OnceLock::new());
     }
 
     /// What is known of tokens is asked of `measure` from now on.
@@ -147,6 +155,10 @@ impl Prompt {
 
     /// Hands out the text as bytes, piece by piece, until there is no more or `each` says false.
     pub fn walk(&self, each: &mut dyn FnMut(&[u8]) -> bool) {
+        if let Some(ids) = &self.stand_in {
+            let _all = ids.iter().all(|id| each(&id.to_le_bytes()));
+            return;
+        }
         self.pieces(&mut |piece| match piece {
             Piece::Mark(what) => each(&[0xf8 | what]),
             Piece::Text(text) => each(text),

@@ -12,7 +12,8 @@ use baton_core::kv::KvIndex;
 use baton_core::limits::ExchangeLimits;
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::{
-    Assignment, Cascade, Legwise, Policy, PolicyName, Strategies, Strategy, Tuning, Whole,
+    Assignment, Cascade, Legwise, LoadMetric, Overload, Policy, PolicyName, Reports, Strategies, Strategy,
+    Tuning, Whole,
 };
 use baton_core::retry::{Budget, BudgetRule, RetryRule};
 use baton_core::size::Measure;
@@ -263,6 +264,8 @@ fn tuning(config: &Config) -> Tuning {
         prefix_load_factor: affinity.prefix_hash_load_factor,
         prefix_abs: affinity.prefix_hash_balance_abs_threshold as f64,
         bucket_every: affinity.bucket_adjust_interval,
+        reports: reports(config),
+        by_rank: config.workers.dp_minimum_tokens_scheduler,
         sticky: policy.routing_key_override,
         assignment: policy.assignment_mode.map(|mode| match mode {
             config::AssignmentMode::Random => Assignment::Random,
@@ -273,6 +276,37 @@ fn tuning(config: &Config) -> Tuning {
         max_idle: policy.max_idle,
         sweep_every: affinity.eviction_interval,
     }
+}
+
+/// Workers are asked for their load where a setting says what is to be made of it.
+fn reports(config: &Config) -> Reports {
+    let (policy, affinity, load) = (&config.policy, &config.affinity, &config.load);
+    let reports = Reports {
+        wanted: false,
+        metric: match policy.power_of_two_load_metric {
+            config::LoadMetric::ExpectedWait => LoadMetric::ExpectedWait,
+            config::LoadMetric::Requests => LoadMetric::Requests,
+            config::LoadMetric::LeastRequests => LoadMetric::LeastRequests,
+        },
+        kv_weight: policy.least_load_kv_pressure_weight,
+        throughput: policy.least_load_default_throughput,
+        request_tokens: f64::from(policy.least_load_mean_prefill_tokens.get()),
+        max_waiting: f64::from(policy.least_load_max_waiting_requests),
+        kv_spread: affinity.balance_token_usage_threshold,
+        kv_most: affinity.overload_token_usage_threshold,
+        overload: (load.overload_protection && !load.overload_protection_disabled).then_some(Overload {
+            waiting: load.overload_waiting_requests.get() as f64,
+            kv_usage: load.overload_token_usage,
+            shed: load.overload_shed,
+        }),
+    };
+    let plain = Reports { metric: reports.metric, ..Reports::default() };
+    let wanted = match load.worker_metrics {
+        config::WorkerMetrics::Auto => reports != plain && reports != Reports { overload: None, ..plain },
+        config::WorkerMetrics::Always => true,
+        config::WorkerMetrics::Never => false,
+    };
+    Reports { wanted, ..reports }
 }
 
 /// The headers that are searched for a routing key; none where no policy asks for one.

@@ -40,6 +40,8 @@ impl Gauge {
 pub struct Gauges {
     /// Requests in the batch, as the engine counts them.
     pub running: Gauge,
+    /// Requests of this gateway that were there when it was last asked.
+    pub ours: Gauge,
     /// Requests waiting for their turn.
     pub waiting: Gauge,
     /// Requests waiting for memory on either side of a hand-off (SGLang).

@@ -60,7 +60,12 @@ impl Legwise {
             Err(miss) => miss,
         };
         let well: Seats<'_> = fleet.whole().iter().filter(|s| look.fits(s)).collect();
-        let full = full(well.iter().copied(), LegName::Whole, look).filter(|_| !self.whole.takes_names(look));
+        let full = match self.whole.sheds(well.iter().copied(), look) {
+            true => Some(shed(LegName::Whole, look)),
+            false => {
+                full(well.iter().copied(), LegName::Whole, look).filter(|_| !self.whole.takes_names(look))
+            }
+        };
         match pick(&self.whole, well, look, dice) {
             Some(worker) => Ok(Placement::Whole { worker }),
             None => Err(self.whole_missing(pair, full, look)),
@@ -131,6 +136,13 @@ impl Legwise {
         let fleet = look.fleet;
         let able = fleet.prefill().iter().filter(|p| look.fits(&p.seat));
         let partners = able.flat_map(|p| p.partners.iter()).filter(|s| look.fits(s));
+        let prefills = fleet.prefill().iter().map(|p| &p.seat);
+        if self.prefill.sheds(prefills, look) {
+            return shed(LegName::Prefill, look);
+        }
+        if self.decode.sheds(fleet.decode().iter(), look) {
+            return shed(LegName::Decode, look);
+        }
         let named = self.prefill.takes_names(look) || self.decode.takes_names(look);
         if let Some(miss) = full(partners, LegName::Decode, look).filter(|_| !named) {
             return miss;
@@ -152,6 +164,11 @@ impl Legwise {
     pub(super) fn partner(&self, all: &[Arc<Seat>], look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
         pick(&self.decode, all.iter().filter(|s| look.fits(s)).collect(), look, dice)
     }
+}
+
+/// All of a leg have too much work.
+fn shed(leg: LegName, look: &Look<'_>) -> Miss {
+    Miss::Nobody(Fault::Shed { leg, rooms: look.rooms(), widest: None })
 }
 
 /// These could serve, but for their windows. `None` if none of them has one.

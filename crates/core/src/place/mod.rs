@@ -17,6 +17,7 @@ pub mod receipt;
 mod sizes;
 mod tuning;
 mod turns;
+mod wait;
 mod warm;
 pub mod whole;
 
@@ -28,6 +29,7 @@ pub use legwise::Legwise;
 pub use policy::{Policy, PolicyName};
 pub use queue::{Queue, Ticket};
 pub use tuning::{Assignment, Tuning};
+pub use wait::{LoadMetric, Overload, Reports};
 pub use whole::Whole;
 
 use smallvec::SmallVec;

@@ -15,6 +15,7 @@ use super::affinity::{self, Backlog};
 use super::keys::{Keys, Pin};
 use super::sizes::Sizes;
 use super::turns::Turns;
+use super::wait::{self, LoadMetric};
 use super::warm::{self, WarmUp};
 use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
@@ -96,6 +97,10 @@ struct Sight<'a> {
     /// It is the turn of these, as long as they have no more than their share.
     turn: Option<warm::Slots>,
     bytes: u64,
+    /// What workers say of their load counts.
+    heard: bool,
+    /// All have too much work: the least loaded, whatever the policy.
+    all_over: bool,
 }
 
 /// A chosen worker, and the load it was chosen on if the load mattered.
@@ -166,12 +171,15 @@ impl Policy {
         dice: &mut Dice,
     ) -> Option<Taken> {
         candidates.retain(|s| s.has_room(rooms));
-        if candidates.is_empty() {
+        let heard = self.hears(look);
+        let all_over = heard && self.spare(candidates);
+        if candidates.is_empty() || all_over && self.sheds_overload() {
             return None;
         }
-        let sight = self.see(look);
+        let sight = Sight { heard, all_over, ..self.see(look) };
         for _ in 0..TRIES {
-            let (seat, seen) = self.choose(candidates, &sight, dice)?;
+            let (seat, seen) =
+                self.choose(candidates, &sight, dice).map(|choice| self.by_rank(choice, candidates))?;
             let lease = match seen {
                 // The choice looked at the load anew, so it may have seen a window that filled up meanwhile.
                 Some(seen) if seat.fits_in(seen, rooms) => seat.load.take_if(seen, rooms),
@@ -218,7 +226,7 @@ impl Policy {
             .zip(backlog.as_ref())
             .and_then(|(index, backlog)| self.warm.turn(backlog.is_hit(), look, index, &self.tuning));
         let bytes = if self.sizes.is_some() { prompt.bytes() } else { 0 };
-        Sight { look, hash, key, backlog, turn, bytes }
+        Sight { look, hash, key, backlog, turn, bytes, heard: false, all_over: false }
     }
 
     /// The place is taken: what follows from it.
@@ -239,6 +247,9 @@ impl Policy {
                 taken.expected = backlog.told.as_ref().and_then(|told| told.expect(&seat));
             }
         }
+        if self.tuning.by_rank && self.index.is_none() && seat.worker.dp_rank.is_some() {
+            taken.lease.carry(sight.look.ask.prompt.size().tokens.max(1));
+        }
         if let Some(sizes) = &self.sizes {
             sizes.sent(sight.bytes, now);
         }
@@ -258,6 +269,9 @@ impl Policy {
         sight: &Sight<'_>,
         dice: &mut Dice,
     ) -> Option<Choice<'a>> {
+        if sight.all_over {
+            return self.least(candidates, sight, dice).map(seen);
+        }
         if let Some((_, pin)) = &sight.key {
             let mut slots = pin.slots.iter();
             let pinned = slots.find_map(|slot| candidates.iter().find(|s| s.slot == *slot).copied());
@@ -311,25 +325,26 @@ impl Policy {
         match self.name {
             PolicyName::RoundRobin => Some((candidates[self.turns.next(candidates)], None)),
             PolicyName::Random | PolicyName::Manual => any(candidates, dice),
-            PolicyName::PowerOfTwo if n > 1 => {
-                let a = dice.below(n);
-                let b = (a + 1 + dice.below(n - 1)) % n;
-                least([candidates[a], candidates[b]].into_iter(), dice).map(seen)
-            }
-            PolicyName::PowerOfTwo | PolicyName::LeastLoad => {
+            PolicyName::PowerOfTwo if sight.heard => self.tuning.reports.of_two(candidates, dice).map(seen),
+            PolicyName::PowerOfTwo if self.tuning.reports.metric == LoadMetric::LeastRequests => {
                 least(candidates.iter().copied(), dice).map(seen)
             }
+            PolicyName::PowerOfTwo => least(wait::two(candidates, dice)?.into_iter(), dice).map(seen),
+            PolicyName::LeastLoad => self.least(candidates, sight, dice).map(seen),
             PolicyName::CacheAware => match &sight.backlog {
+                _ if sight.heard && self.tuning.reports.too_full(candidates) => {
+                    self.least(candidates, sight, dice).map(seen)
+                }
                 Some(backlog) => {
                     let theirs = sight.turn.as_ref().map(|slots| self.of_turn(slots, candidates));
                     let among = theirs.as_deref().filter(|theirs| !theirs.is_empty());
                     backlog.cheapest(among.unwrap_or(candidates), dice).map(seen)
                 }
-                None => least(candidates.iter().copied(), dice).map(seen),
+                None => self.least(candidates, sight, dice).map(seen),
             },
             PolicyName::PrefixHash => match sight.hash {
                 Some(hash) => self.near(hash, candidates),
-                None => least(candidates.iter().copied(), dice).map(seen),
+                None => self.least(candidates, sight, dice).map(seen),
             },
             PolicyName::ConsistentHashing => match (sight.look.ask.hints.target, sight.hash) {
                 (Some(target), _) => target.and_then(|at| candidates.get(at)).map(|seat| (*seat, None)),
@@ -338,6 +353,61 @@ impl Policy {
             },
             PolicyName::Bucket => self.sized(candidates, sight, dice),
         }
+    }
+
+    /// The one where a request waits least, as far as that is known.
+    fn least<'a>(
+        &self,
+        candidates: &[&'a Arc<Seat>],
+        sight: &Sight<'_>,
+        dice: &mut Dice,
+    ) -> Option<(&'a Arc<Seat>, u32)> {
+        match sight.heard {
+            true => self.tuning.reports.least(candidates, dice),
+            false => least(candidates.iter().copied(), dice),
+        }
+    }
+
+    /// Does what workers say of their load count? They are asked if this policy wants it.
+    fn hears(&self, look: &Look<'_>) -> bool {
+        if self.tuning.reports.wanted {
+            look.fleet.want_gauges();
+        }
+        look.fleet.gauges_wanted()
+    }
+
+    /// Leaves out those that have too much work, unless all have: then true.
+    fn spare(&self, candidates: &mut Seats<'_>) -> bool {
+        let reports = &self.tuning.reports;
+        let over = candidates.iter().filter(|seat| reports.is_over(seat)).count();
+        let all = over > 0 && over == candidates.len();
+        if over > 0 && !all {
+            candidates.retain(|seat| !reports.is_over(seat));
+        }
+        all
+    }
+
+    fn sheds_overload(&self) -> bool {
+        self.tuning.reports.overload.is_some_and(|rule| rule.shed)
+    }
+
+    /// All of these have too much work, and none is to get more.
+    pub(super) fn sheds<'a>(&self, all: impl Iterator<Item = &'a Arc<Seat>>, look: &Look<'_>) -> bool {
+        let mut all = all.filter(|seat| look.fits(seat)).peekable();
+        let hears = self.sheds_overload() && self.hears(look) && all.peek().is_some();
+        hears && all.all(|seat| self.tuning.reports.is_over(seat))
+    }
+
+    /// The rank of the chosen engine that has the fewest tokens to compute, if that is how ranks are chosen.
+    fn by_rank<'a>(&self, choice: Choice<'a>, candidates: &[&'a Arc<Seat>]) -> Choice<'a> {
+        let (seat, _) = choice;
+        if !self.tuning.by_rank || seat.worker.dp_rank.is_none() {
+            return choice;
+        }
+        let load = |seat: &Seat| (seat.load.work(), seat.load.in_flight(), seat.slot);
+        let ranks = candidates.iter().filter(|other| other.worker.base_url() == seat.worker.base_url());
+        let least = ranks.min_by_key(|seat| load(seat)).copied().unwrap_or(seat);
+        (least, Some(least.load.in_flight()))
     }
 
     /// Of these, those who have no more than their share of the load.

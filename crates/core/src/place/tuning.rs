@@ -1,5 +1,6 @@
 //! The knobs of policies, with SMG's defaults (SMG 1.13).
 
+use super::wait::Reports;
 use crate::time::Duration;
 
 /// How a key that was not seen before gets its worker.
@@ -48,6 +49,10 @@ pub struct Tuning {
     pub prefix_abs: f64,
     /// `--bucket-adjust-interval-secs`.
     pub bucket_every: Duration,
+    /// What workers say of their load.
+    pub reports: Reports,
+    /// Of the ranks of the chosen engine, the one with the fewest tokens. `--dp-minimum-tokens-scheduler`.
+    pub by_rank: bool,
     /// Keys hold under any policy. `--routing-key-override`.
     pub sticky: bool,
     /// `--assignment-mode`.
@@ -77,6 +82,8 @@ impl Default for Tuning {
             prefix_load_factor: 1.25,
             prefix_abs: 10.0,
             bucket_every: Duration::from_secs(5),
+            reports: Reports::default(),
+            by_rank: false,
             sticky: false,
             assignment: None,
             max_idle: Duration::from_secs(14_400),

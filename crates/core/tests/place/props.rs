@@ -96,6 +96,9 @@ proptest! {
     ) {
         let go = || {
             let (fleet, strategy, mut dice) = (pairs(3, 2), strategy(name, &tuning), Dice::new(seed));
+            if tuning.overlap_decay < 2.0 {
+                fleet.want_gauges();
+            }
             for (seat, (waiting, throughput, kv)) in fleet.seats().zip(&gauges) {
                 seat.gauges.waiting.set(*waiting);
                 seat.gauges.throughput.set(*throughput);

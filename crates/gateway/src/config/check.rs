@@ -190,6 +190,10 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
         }
     }
     let workers = &config.workers;
+    if workers.dp_minimum_tokens_scheduler && !workers.dp_aware {
+        let name = sources.name("dp-minimum-tokens-scheduler");
+        warnings.push(format!("{name} has no effect without --dp-aware: there are no ranks to choose from"));
+    }
     if !workers.pd_disaggregation && !workers.epd_disaggregation {
         for flag in ["prefill", "decode", "prefill-policy", "decode-policy"] {
             if sources.given(flag) {

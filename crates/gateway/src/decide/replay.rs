@@ -128,7 +128,7 @@ impl World<'_> {
             Ok(ask) => ask,
             Err(fault) => return Decision::fault(&fault, Receipt::on()),
         };
-        hints::hear(&gateway::routing_key_headers(self.config), &request.headers, &mut ask.hints);
+        hints::hear(&gateway::routing_key_headers(self.config), &request.headers, &mut ask);
         ask.wishes = hints::wishes(&request.headers);
         let routing = match resolve(&self.fleet, &ask, &self.knobs) {
             Ok(routing) => routing,

@@ -1,14 +1,22 @@
 //! What a client's headers say about where its request should go.
 
-use baton_core::ask::Hints;
+use baton_core::ask::{Ask, Hints};
 use baton_core::wishes::{Wish, Wishes};
 use http::{HeaderMap, HeaderName, header};
 
 const TARGET_WORKER: HeaderName = HeaderName::from_static("x-smg-target-worker");
+const TOKENS: HeaderName = HeaderName::from_static("x-smg-routing-tokens");
 
-/// Hears the routing key in the first of the headers that has one, and what goes with it. Without names no policy asks
-/// for any of it.
-pub fn hear(names: &[HeaderName], headers: &HeaderMap, hints: &mut Hints) {
+/// Hears the routing key in the first of the headers that has one, and what goes with it (without names no policy asks
+/// for any of that), and the tokens that stand for the prompt.
+pub fn hear(names: &[HeaderName], headers: &HeaderMap, ask: &mut Ask) {
+    if let Some(list) = headers.get(TOKENS) {
+        ask.hear_tokens(list.as_bytes());
+    }
+    hear_key(names, headers, &mut ask.hints);
+}
+
+fn hear_key(names: &[HeaderName], headers: &HeaderMap, hints: &mut Hints) {
     if names.is_empty() {
         return;
     }

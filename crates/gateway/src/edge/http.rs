@@ -176,7 +176,7 @@ impl Desk {
         for id in parts.headers.get_all(answer::REQUEST_ID) {
             ask.hear_request_id(id.as_bytes());
         }
-        hints::hear(&gateway.routing_key_headers, &parts.headers, &mut ask.hints);
+        hints::hear(&gateway.routing_key_headers, &parts.headers, &mut ask);
         ask.wishes = hints::wishes(&parts.headers);
         (record.model, record.stream) = (ask.model.clone(), ask.stream);
         let routing = Arc::new(resolve(&gateway.registry.fleet(), &ask, &gateway.knobs)?);

@@ -155,6 +155,42 @@ async fn bucket_keeps_short_prompts_from_long_ones() {
     house.close().await;
 }
 
+#[tokio::test]
+async fn tokens_that_a_client_names_stand_for_its_prompt() {
+    let house = house("--policy cache_aware").await;
+    let list = |from: u32| (from..from + 200).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let mut homes = vec![];
+    for i in 0..3 {
+        let (tokens, text) = (list(i * 1000), words(u64::from(i), 30));
+        homes.push(served(&house, &Ask::chat(&text, 2), &[("x-smg-routing-tokens", &tokens)]).await);
+    }
+    for (i, home) in (0..).zip(&homes) {
+        let (tokens, text) = (list(i * 1000), words(100 + u64::from(i), 300));
+        assert_eq!(&served(&house, &Ask::chat(&text, 2), &[("x-smg-routing-tokens", &tokens)]).await, home);
+    }
+    let all: BTreeSet<_> = homes.iter().map(|home| home[0]).collect();
+    assert_eq!(all.len(), PREFILLS);
+    house.close().await;
+}
+
+/// Workers are asked for their load where a setting says what to make of it, and not otherwise.
+#[tokio::test]
+async fn workers_are_asked_for_their_load_where_it_counts() {
+    for (args, asked) in [
+        ("", false),
+        ("--disable-worker-overload-protection --power-of-two-load-metric requests", false),
+        ("--worker-metrics always", true),
+        ("--worker-overload-shed", true),
+        ("--least-load-max-waiting-requests 50", true),
+        ("--overload-token-usage-threshold 0.9 --worker-metrics never", false),
+    ] {
+        let house = house(&format!("--policy least_load {args}")).await;
+        served(&house, &Ask::chat("hello there", 2), &[]).await;
+        assert_eq!(house.gateway().registry.load_full().gauges_wanted(), asked, "{args}");
+        house.close().await;
+    }
+}
+
 /// A worker that is gone keeps no key, and one that comes back is where its keys were.
 #[tokio::test]
 async fn a_session_moves_when_its_worker_fails_and_stays_where_it_moved() {

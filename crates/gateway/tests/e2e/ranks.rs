@@ -26,6 +26,23 @@ fn at(url: &str) -> String {
     format!("/workers/{}", url.replace(':', "%3A").replace('/', "%2F"))
 }
 
+/// A policy that sends everything to one worker: among the ranks of its engine the tokens decide.
+#[tokio::test]
+async fn the_rank_with_the_fewest_tokens_is_taken() {
+    let plan = Plan::pairs(Dialect::Sglang, 1, 1).engines(|spec| spec.dp_size = 2);
+    let house =
+        plan.args("--dp-aware --dp-minimum-tokens-scheduler --policy consistent_hashing").open().await;
+    let seats: Vec<_> = house.gateway().registry.load_full().decode().to_vec();
+    let mut busy = seats[0].load.take();
+    busy.carry(1000);
+    for _ in 0..4 {
+        let reply = ask(1).served(house.address).await;
+        assert_eq!(reply.header("x-smg-routed-worker-id"), seats[1].worker.url);
+    }
+    drop(busy);
+    house.close().await;
+}
+
 #[tokio::test]
 async fn a8_sglang_ranks_are_workers_of_their_own_and_named_in_both_legs() {
     let plan = Plan::pairs(Dialect::Sglang, 1, 1).engines(|spec| spec.dp_size = 2).tapped();

@@ -10,12 +10,10 @@ use crate::config::kind::*;
 use crate::config::setting::{NOTE, group};
 use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName, WorkerMetrics};
 
-const SCORES: &str = "load reports from engines: until then load is the requests in flight";
 const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
 const RULES: &str = "further rules of choice of cache_aware";
 const KINDS: &str = "other kinds of the index of KV events, which is bounded by its memory";
 const REPORTS: &str = "load reports from engines";
-const OVERLOAD: &str = "overload protection";
 
 group! {
     /// Which worker gets a leg.
@@ -26,18 +24,16 @@ group! {
         prefill: Option<PolicyName> = None, maybe_one_of("POLICY"), "prefill-policy";
         /// Policy of the decode leg; unset: --policy.
         decode: Option<PolicyName> = None, maybe_one_of("POLICY"), "decode-policy";
-        /// What power_of_two compares.
-        power_of_two_load_metric: LoadMetric = LoadMetric::ExpectedWait, one_of("METRIC"), "power-of-two-load-metric",
-            NOTE.later(SCORES);
+        /// What power_of_two compares: expected_wait and requests of two workers, least_requests of all.
+        power_of_two_load_metric: LoadMetric = LoadMetric::ExpectedWait, one_of("METRIC"), "power-of-two-load-metric";
         /// least_load: weight of KV pressure, in seconds.
-        least_load_kv_pressure_weight: f64 = 0.15, WEIGHT, "least-load-kv-pressure-weight", NOTE.later(SCORES);
-        /// least_load: tokens per second of an engine that reports none.
-        least_load_default_throughput: f64 = 2000.0, RATE, "least-load-default-throughput", NOTE.later(SCORES);
+        least_load_kv_pressure_weight: f64 = 0.15, WEIGHT, "least-load-kv-pressure-weight";
+        /// least_load: tokens per second of an engine that reports none, or fewer.
+        least_load_default_throughput: f64 = 2000.0, RATE, "least-load-default-throughput";
         /// least_load: prompt tokens of a request that was not counted.
-        least_load_mean_prefill_tokens: NonZeroU32 = at_least_one32(1024), POSITIVE32, "least-load-mean-prefill-tokens",
-            NOTE.later(SCORES);
+        least_load_mean_prefill_tokens: NonZeroU32 = at_least_one32(1024), POSITIVE32, "least-load-mean-prefill-tokens";
         /// least_load: skip workers with this many waiting requests; 0 skips none.
-        least_load_max_waiting_requests: u32 = 0, COUNT32, "least-load-max-waiting-requests", NOTE.later(SCORES);
+        least_load_max_waiting_requests: u32 = 0, COUNT32, "least-load-max-waiting-requests";
         /// Keep every request of a routing key on one worker, under any policy.
         routing_key_override: bool = false, SWITCH, "routing-key-override",
             NOTE.alias(&["sticky-sessions"]);
@@ -62,9 +58,9 @@ group! {
         /// Multiple of the mean at which a matched worker is passed over.
         balance_rel_threshold: f64 = 1.5, FACTOR, "balance-rel-threshold", NOTE.alias(&["spill-rel-threshold"]);
         /// Spread of KV usage at which affinity is given up; 1.0 never.
-        balance_token_usage_threshold: f64 = 1.0, RATE, "balance-token-usage-threshold", NOTE.later(REPORTS);
+        balance_token_usage_threshold: f64 = 1.0, RATE, "balance-token-usage-threshold";
         /// KV usage at which the hottest worker is relieved; 1.0 never.
-        overload_token_usage_threshold: f64 = 1.0, RATE, "overload-token-usage-threshold", NOTE.later(REPORTS);
+        overload_token_usage_threshold: f64 = 1.0, RATE, "overload-token-usage-threshold";
         /// Time between two looks for idle routing keys. Remembered prompts are evicted at once when their memory is spent.
         eviction_interval: Duration = Duration::from_secs(120), SECS, "eviction-interval",
             NOTE.alias(&["eviction-interval-secs"]);
@@ -122,7 +118,8 @@ group! {
 group! {
     /// What engines report of their load, and what follows from it.
     "Load" load: Load {
-        /// When workers are asked for their load: auto (from the first request that is placed by it), always, never.
+        /// When workers are asked for their load: auto (where a strategy goes by it, or a setting of this group or of
+        /// least_load says what to make of it), always, never.
         worker_metrics: WorkerMetrics = WorkerMetrics::Auto, one_of("WHEN"), "worker-metrics";
         /// Time between two looks at a worker's metrics.
         worker_metrics_interval: Duration = Duration::from_secs(1), MILLIS, "worker-metrics-interval-ms",
@@ -149,16 +146,15 @@ group! {
         wedge: Option<Duration> = Some(Duration::from_secs(3)), SECS_OR_OFF, "worker-wedge-secs", NOTE.later(REPORTS);
         /// A worker that pushed load and was silent this long gets no more; 0 never.
         stale: Option<Duration> = Some(Duration::from_secs(15)), SECS_OR_OFF, "worker-stale-secs", NOTE.later(REPORTS);
-        /// Pass over workers that report too much work.
-        overload_protection: bool = true, SWITCH, "worker-overload-protection", NOTE.later(OVERLOAD);
+        /// Pass over workers that report too much work, as long as others do not. Counts where workers are asked for their load.
+        overload_protection: bool = true, SWITCH, "worker-overload-protection";
         /// Do not pass over workers that report too much work.
-        overload_protection_disabled: bool = false, SWITCH, "disable-worker-overload-protection", NOTE.later(OVERLOAD);
+        overload_protection_disabled: bool = false, SWITCH, "disable-worker-overload-protection";
         /// Waiting requests at which a worker has too much work.
-        overload_waiting_requests: NonZeroUsize = at_least_one(8), POSITIVE, "worker-overload-waiting-requests",
-            NOTE.later(OVERLOAD);
+        overload_waiting_requests: NonZeroUsize = at_least_one(8), POSITIVE, "worker-overload-waiting-requests";
         /// KV usage at which a worker has too much work.
-        overload_token_usage: f64 = 0.8, LEVEL, "worker-overload-token-usage", NOTE.later(OVERLOAD);
+        overload_token_usage: f64 = 0.8, LEVEL, "worker-overload-token-usage";
         /// Refuse a request when every worker has too much work.
-        overload_shed: bool = false, SWITCH, "worker-overload-shed", NOTE.later(OVERLOAD);
+        overload_shed: bool = false, SWITCH, "worker-overload-shed";
     }
 }

@@ -32,9 +32,8 @@ group! {
             NOTE.later("model aliases");
         /// One worker for each data-parallel rank.
         dp_aware: bool = false, SWITCH, "dp-aware";
-        /// Send to the rank with the fewest tokens.
-        dp_minimum_tokens_scheduler: bool = false, SWITCH, "dp-minimum-tokens-scheduler",
-            NOTE.later("load reports from engines");
+        /// Of the ranks of the chosen engine take the one with the fewest tokens in flight (with --dp-aware).
+        dp_minimum_tokens_scheduler: bool = false, SWITCH, "dp-minimum-tokens-scheduler";
         /// Speak HTTP/2 to workers that can.
         upstream_http2: bool = false, SWITCH, "upstream-http2",
             NOTE.later("HTTP/2 to workers: until then HTTP/1.1 is spoken");

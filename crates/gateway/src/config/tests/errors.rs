@@ -222,12 +222,15 @@ fn what_is_not_served_yet_is_named() {
 fn what_has_no_effect_is_a_warning() {
     let warnings = |line| load(line).unwrap().warnings();
     assert_eq!(
-        warnings("--least-load-max-waiting-requests 5"),
-        [
-            "--least-load-max-waiting-requests has no effect yet: it belongs to load reports from engines: until then load is the requests in flight"
-        ]
+        warnings("--engine-metrics"),
+        ["--engine-metrics has no effect yet: it belongs to load reports from engines"]
     );
-    assert_eq!(warnings("--least-load-max-waiting-requests 0"), [""; 0]);
+    assert_eq!(warnings("--engine-metrics=false --least-load-max-waiting-requests 5"), [""; 0]);
+    assert_eq!(
+        warnings("--dp-minimum-tokens-scheduler"),
+        ["--dp-minimum-tokens-scheduler has no effect without --dp-aware: there are no ranks to choose from"]
+    );
+    assert_eq!(warnings("--dp-minimum-tokens-scheduler --dp-aware"), [""; 0]);
     assert_eq!(warnings("--decode http://a:1"), ["--decode is ignored without --pd-disaggregation"]);
     assert_eq!(
         warnings("--pd-disaggregation --worker-urls http://a:1"),

@@ -209,6 +209,7 @@ impl Engine {
                 known.tokens.fill(&mut said, now);
                 seat.gauges.asked_after(known.placed);
             }
+            seat.gauges.ours.set(Some(f64::from(seat.load.in_flight())));
             seat.gauges.show(&said);
         }
     }

@@ -22,7 +22,7 @@ const EQUAL_S: f64 = 1e-6;
 /// KV memory is never taken to be fuller than this.
 const FULL: f64 = 0.999;
 /// More than any worker has.
-const MOST: f64 = 1e9;
+const BEYOND: f64 = 1e9;
 
 /// What `power_of_two` compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Default for Reports {
 
 /// What one worker says, as far as it can be meant.
 fn said(gauge: &Gauge) -> Option<f64> {
-    gauge.get().filter(|x| x.is_finite() && *x >= 0.0).map(|x| x.min(MOST))
+    gauge.get().filter(|x| x.is_finite() && *x >= 0.0).map(|x| x.min(BEYOND))
 }
 
 fn waiting(seat: &Seat) -> Option<f64> {

@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_core::ask::{Api, Ask};
@@ -17,7 +18,8 @@ use baton_core::body::{BodyLimits, Envelope};
 use baton_core::dice::Dice;
 use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
 use baton_core::load::Lease;
-use baton_core::place::{Legwise, Look, Placement, Policy, PolicyName, Strategy};
+use baton_core::place::cascade::knobs::{DecodeScore, Knobs, PrefillScore};
+use baton_core::place::{Cascade, Legwise, Look, Placement, Policy, PolicyName, Strategy, Tuning};
 use baton_core::time;
 
 const FLEETS: [u32; 4] = [4, 64, 512, 2048];
@@ -31,13 +33,13 @@ fn main() {
     let only = std::env::args().nth(1);
     println!("| policy | prompt | {} | 64 to 2,048 |", FLEETS.map(|n| format!("{n} workers")).join(" | "));
     println!("|---|---:|{}---:|", "---:|".repeat(FLEETS.len()));
-    for name in PolicyName::ALL.into_iter().filter(|name| only.as_ref().is_none_or(|o| o == name.as_str())) {
+    for name in names().filter(|name| only.as_ref().is_none_or(|only| name.to_string().contains(only))) {
         for (prompt, characters) in PROMPTS {
             let asks: Vec<Ask> = (0..CONVERSATIONS).map(|i| ask(i as u64, characters)).collect();
-            let times = FLEETS.map(|workers| decision(name, workers, &asks));
+            let times = FLEETS.map(|workers| decision(name.strategy(), workers, &asks));
             let growth = times[3].as_nanos() as f64 / times[1].as_nanos().max(1) as f64;
             let shown = times.map(|time| format!("{:.2} µs", time.as_nanos() as f64 / 1000.0)).join(" | ");
-            println!("| `{}` | {prompt} | {shown} | {growth:.1} x |", name.as_str());
+            println!("| {name} | {prompt} | {shown} | {growth:.1} x |");
         }
     }
     println!("\n| prompt | reading the body | hashing its blocks |\n|---|---:|---:|");
@@ -49,16 +51,52 @@ fn main() {
     }
 }
 
+/// What is measured: a policy on both legs, or AIBrix's `pd` with these scores.
+#[derive(Clone, Copy)]
+enum Name {
+    Policy(PolicyName),
+    Pd(PrefillScore, DecodeScore),
+}
+
+fn names() -> impl Iterator<Item = Name> {
+    let prefill = PrefillScore::ALL.into_iter().map(|p| Name::Pd(p, DecodeScore::ALL[0]));
+    let decode = DecodeScore::ALL.into_iter().skip(1).map(|d| Name::Pd(PrefillScore::LeastRequest, d));
+    PolicyName::ALL.into_iter().map(Name::Policy).chain(prefill).chain(decode)
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Name::Policy(name) => write!(f, "`{}`", name.as_str()),
+            Name::Pd(prefill, decode) => write!(f, "`pd`: `{}`, `{}`", prefill.as_str(), decode.as_str()),
+        }
+    }
+}
+
+impl Name {
+    fn strategy(self) -> Strategy {
+        match self {
+            Name::Policy(name) => {
+                // The bucket policy is for prefills.
+                let decode = if name == PolicyName::Bucket { PolicyName::LeastLoad } else { name };
+                let policy = Policy::new;
+                Strategy::Legwise(Legwise {
+                    prefill: policy(name),
+                    decode: policy(decode),
+                    whole: policy(decode),
+                })
+            }
+            Name::Pd(prefill_score, decode_score) => {
+                let knobs = Knobs { prefill_score, decode_score, ..Knobs::default() };
+                Strategy::Cascade(Cascade::new(&Arc::new(knobs), &Tuning::default()))
+            }
+        }
+    }
+}
+
 /// Time of one decision.
-fn decision(name: PolicyName, workers: u32, asks: &[Ask]) -> Duration {
+fn decision(strategy: Strategy, workers: u32, asks: &[Ask]) -> Duration {
     let (fleet, _load) = fleet(workers);
-    // The bucket policy is for prefills.
-    let decode = if name == PolicyName::Bucket { PolicyName::LeastLoad } else { name };
-    let strategy = Strategy::Legwise(Legwise {
-        prefill: Policy::new(name),
-        decode: Policy::new(decode),
-        whole: Policy::new(decode),
-    });
     let (mut dice, mut micros, mut at) = (Dice::new(1), 1_000_000, 0);
     let mut one = || {
         micros += 50;

@@ -60,6 +60,17 @@ pub struct Backlog<'t> {
     now: Instant,
 }
 
+/// What a candidate's cost is made of, in tokens.
+pub struct Weighed {
+    pub queued: f64,
+    /// The prompt, and what of it is there as far as it counts.
+    pub total: f64,
+    pub cached: f64,
+    /// It has more than its share of the load.
+    pub over: bool,
+    pub tokens: f64,
+}
+
 /// One candidate's worth.
 struct Cost<'a> {
     seat: &'a Arc<Seat>,
@@ -136,13 +147,7 @@ impl<'t> Backlog<'t> {
         let idlest = candidates.iter().map(|s| queued(s, s.load.in_flight())).fold(f64::INFINITY, f64::min);
         let cost = |seat: &&'a Arc<Seat>| {
             let load = seat.load.in_flight();
-            let queued = queued(seat, load);
-            let excess = (queued - idlest) / self.total().max(1.0);
-            let cached = self.cached(seat) / (1.0 + self.tuning.overlap_decay * excess.max(0.0));
-            let over = f64::from(load) > gate;
-            // Above the gate nobody is wanted, but the least of those if there is nobody else.
-            let computed = COMPUTED * (self.total() - if over { 0.0 } else { cached });
-            let tokens = queued + computed + if over { 1e15 } else { 0.0 };
+            let tokens = self.weigh(seat, load, gate, idlest).tokens;
             Cost { seat, load, tokens, chosen: seat.load.last_chosen() }
         };
         if self.tuning.temperature > 0.0 {
@@ -167,6 +172,27 @@ impl<'t> Backlog<'t> {
             }
         }
         best.map(|best| (best.seat, best.load))
+    }
+
+    fn weigh(&self, seat: &Seat, load: u32, gate: f64, idlest: f64) -> Weighed {
+        let (queued, total) = (queued(seat, load), self.total());
+        let excess = (queued - idlest) / total.max(1.0);
+        let cached = self.cached(seat) / (1.0 + self.tuning.overlap_decay * excess.max(0.0));
+        let over = f64::from(load) > gate;
+        // Above the gate nobody is wanted, but the least of those if there is nobody else.
+        let computed = COMPUTED * (total - if over { 0.0 } else { cached });
+        let tokens = queued + computed + if over { 1e15 } else { 0.0 };
+        debug_assert!(tokens.is_finite(), "{queued} {computed}");
+        Weighed { queued, total, cached, over, tokens }
+    }
+
+    /// What each of them costs now.
+    pub fn weighed(&self, candidates: &[&Arc<Seat>]) -> Vec<Weighed> {
+        let gate = gate(candidates, self.tuning);
+        let loads: Vec<u32> = candidates.iter().map(|s| s.load.in_flight()).collect();
+        let both = || candidates.iter().zip(&loads);
+        let idlest = both().map(|(s, load)| queued(s, *load)).fold(f64::INFINITY, f64::min);
+        both().map(|(seat, load)| self.weigh(seat, *load, gate, idlest)).collect()
     }
 
     /// By chance, the cheaper the likelier: costs from 0 for the least to 1 for the most, over the temperature.

@@ -6,6 +6,8 @@
 //! Load is what this gateway has in flight. A worker is passed over by every policy of affinity when it has
 //! more than its share ([`super::affinity::gate`]), so that no hot prompt or key can pin it.
 
+mod told;
+
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -178,6 +180,7 @@ impl Policy {
         }
         let sight = Sight { heard, all_over, ..self.see(look) };
         for _ in 0..TRIES {
+            let note = self.note(candidates, &sight);
             let (seat, seen) =
                 self.choose(candidates, &sight, dice).map(|choice| self.by_rank(choice, candidates))?;
             let lease = match seen {
@@ -187,6 +190,7 @@ impl Policy {
                 None => seat.load.take_within(seat.window, rooms),
             };
             if let Some(lease) = lease {
+                self.write(note, seat, &sight);
                 return Some(self.taken(Taken::new(seat, lease), sight));
             }
             candidates.retain(|s| s.has_room(rooms));

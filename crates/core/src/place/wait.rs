@@ -21,6 +21,8 @@ use crate::gauges::Gauge;
 const EQUAL_S: f64 = 1e-6;
 /// KV memory is never taken to be fuller than this.
 const FULL: f64 = 0.999;
+/// No engine is slower, in tokens a second.
+const SLOWEST: f64 = 0.001;
 /// More than any worker has.
 const BEYOND: f64 = 1e9;
 
@@ -111,6 +113,9 @@ struct Seen {
     pressure: f64,
 }
 
+/// A candidate, its load, and what it tells.
+type Sight<'a> = (&'a Arc<Seat>, u32, Option<Seen>);
+
 impl Reports {
     fn seen(&self, seat: &Seat, load: u32) -> Option<Seen> {
         let gauges = &seat.gauges;
@@ -119,7 +124,7 @@ impl Reports {
         }
         let there = said(&gauges.running).unwrap_or_default() + waiting(seat).unwrap_or_default();
         let ours = said(&gauges.ours).unwrap_or(f64::from(load));
-        let rate = said(&gauges.throughput).unwrap_or_default().max(self.throughput).max(f64::MIN_POSITIVE);
+        let rate = said(&gauges.throughput).unwrap_or_default().max(self.throughput).max(SLOWEST);
         let kv = said(&gauges.kv_usage).unwrap_or_default().min(FULL);
         Some(Seen {
             others: (there - ours).max(0.0),
@@ -136,25 +141,17 @@ impl Reports {
             let load = seat.load.in_flight();
             (*seat, load, self.seen(seat, load))
         };
-        let may = |(seat, load, _): &(&Arc<Seat>, u32, Option<Seen>)| {
+        let may = |(seat, load, _): &Sight<'a>| {
             let queue = || waiting(seat).map(|waiting| waiting + since(seat, *load));
             self.max_waiting <= 0.0 || queue().is_none_or(|queue| queue < self.max_waiting)
         };
-        let all: SmallVec<[(&'a Arc<Seat>, u32, Option<Seen>); 64]> =
-            candidates.iter().map(look).filter(may).collect();
-        let (mut told, mut sum) = (0u32, 0.0);
-        for seen in all.iter().filter_map(|(_, _, seen)| *seen) {
-            told += 1;
-            sum += seen.others * seen.each + seen.pressure;
-        }
-        if told == 0 {
+        let all: SmallVec<[Sight<'a>; 64]> = candidates.iter().map(look).filter(may).collect();
+        let told: SmallVec<[Seen; 64]> = all.iter().filter_map(|(_, _, seen)| *seen).collect();
+        if told.is_empty() {
             return least(all.iter().map(|(seat, _, _)| *seat), dice);
         }
-        let average = sum / f64::from(told);
-        let wait = |(_, load, seen): &(&Arc<Seat>, u32, Option<Seen>)| match seen {
-            Some(seen) => (f64::from(*load) + seen.others) * seen.each + seen.pressure,
-            None => average + f64::from(*load) * self.request_tokens / self.throughput.max(f64::MIN_POSITIVE),
-        };
+        let average = average(&told);
+        let wait = |(_, load, seen): &Sight<'a>| self.wait(*load, *seen, average);
         let shortest = all.iter().map(wait).fold(f64::INFINITY, f64::min);
         let (mut best, mut equals) = (None, 0);
         for one in all.iter().filter(|one| wait(one) <= shortest + EQUAL_S) {
@@ -164,6 +161,38 @@ impl Reports {
             }
         }
         best
+    }
+
+    /// In seconds. A worker that does not say is taken for one like the others on average.
+    fn wait(&self, load: u32, seen: Option<Seen>, average: f64) -> f64 {
+        let wait = match seen {
+            Some(seen) => (f64::from(load) + seen.others) * seen.each + seen.pressure,
+            None => average + f64::from(load) * self.request_tokens / self.throughput.max(SLOWEST),
+        };
+        debug_assert!(wait.is_finite(), "{load} {average}");
+        wait
+    }
+
+    /// The wait at each of them now, in seconds, and what it is made of.
+    pub fn waits(&self, candidates: &[&Arc<Seat>]) -> Vec<(f64, Vec<(&'static str, f64)>)> {
+        let all: Vec<(u32, Option<Seen>)> = candidates
+            .iter()
+            .map(|seat| (seat.load.in_flight(), self.seen(seat, seat.load.in_flight())))
+            .collect();
+        let told: SmallVec<[Seen; 16]> = all.iter().filter_map(|(_, seen)| *seen).collect();
+        let average = average(&told);
+        let one = |(load, seen): &(u32, Option<Seen>)| {
+            let own = ("in_flight", f64::from(*load));
+            if told.is_empty() {
+                return (own.1, vec![own]);
+            }
+            let wait = self.wait(*load, *seen, average);
+            match seen {
+                Some(seen) => (wait, vec![own, ("others", seen.others), ("kv_pressure_s", seen.pressure)]),
+                None => (wait, vec![own]),
+            }
+        };
+        all.iter().map(one).collect()
     }
 
     /// By `power_of_two`.
@@ -199,6 +228,12 @@ impl Reports {
                 || said(&seat.gauges.kv_usage).is_some_and(|kv| kv >= rule.kv_usage)
         })
     }
+}
+
+/// What others have at those who say so, and how full these are: seconds on average.
+fn average(told: &[Seen]) -> f64 {
+    let sum: f64 = told.iter().map(|seen| seen.others * seen.each + seen.pressure).sum();
+    sum / told.len().max(1) as f64
 }
 
 /// Two of them that are not the same; one where there is only one.

@@ -11,6 +11,7 @@ mod pairs;
 mod partner;
 mod probes;
 mod props;
+mod receipts;
 mod reports;
 mod spread;
 mod warm;

@@ -50,6 +50,11 @@ fn smgs_policies_and_pairing() {
 }
 
 #[test]
+fn aibrixs_strategies_for_one_worker() {
+    plays("whole", &["L1", "L10", "L11"]);
+}
+
+#[test]
 fn the_same_seed_gives_the_same_answer() {
     let scenario = |seed: u64| {
         let requests = "  - {}\n".repeat(40);

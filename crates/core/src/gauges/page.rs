@@ -160,7 +160,7 @@ impl Page {
         let slot = &mut self.ranks[at].values[what as usize];
         let value = if what.is_share() { value.min(1.0) } else { value };
         *slot = Some(match *slot {
-            Some(before) if what.counts() => before + value,
+            Some(before) if what.counts() => (before + value).min(f64::MAX),
             Some(before) => before.max(value),
             None => value,
         });

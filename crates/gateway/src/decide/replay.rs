@@ -10,7 +10,6 @@ use baton_core::body::{BodyLimits, Edit, Envelope, scalar};
 use baton_core::dice::Dice;
 use baton_core::fault::Fault;
 use baton_core::fleet::{Fleet, FleetChange, Role, Seat, Status};
-use baton_core::gauges::Gauges;
 use baton_core::load::Lease;
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::cascade::resolve::resolve;
@@ -98,7 +97,7 @@ impl World<'_> {
             let seat = Seat::new(slot, member.spec.worker(&member.name, None));
             seat.pulse.set_status(if member.ready { Status::Ready } else { Status::NotReady });
             held.extend(member.load.take(&seat));
-            member.load.tell(&seat.gauges);
+            member.load.tell(&seat);
             FleetChange::Join(seat)
         };
         let fleet = Fleet::new(settings.pairing).with((0..).zip(&scenario.workers).map(join));
@@ -210,7 +209,10 @@ impl Held {
         seat.load.take_within(None, rooms)
     }
 
-    fn tell(&self, gauges: &Gauges) {
+    fn tell(&self, seat: &Seat) {
+        let gauges = &seat.gauges;
+        gauges.asked_after(seat.load.taken());
+        gauges.running.set(self.running.map(|n| n as f64));
         gauges.waiting.set(self.waiting);
         gauges.prefill_prealloc.set(self.prefill_prealloc);
         gauges.decode_prealloc.set(self.decode_prealloc);

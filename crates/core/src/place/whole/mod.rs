@@ -115,7 +115,10 @@ impl Whole {
         let sight = self.see(look, routing, &seats);
         loop {
             let taken = match self.policy(ways) {
-                Some(policy) => policy.take(&mut seats, rooms, look, dice),
+                Some(policy) => {
+                    note_loads(receipt, &seats, policy.name() == PolicyName::LeastLoad);
+                    policy.take(&mut seats, rooms, look, dice)
+                }
                 None => self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt)),
             }?;
             if taken.seat.pulse.enter(look.now) {
@@ -211,6 +214,24 @@ impl Whole {
         }
         taken
     }
+}
+
+/// Writes down what a policy of Baton's own chooses by: requests in flight, or chance.
+fn note_loads(receipt: &mut Receipt, seats: &[&Arc<Seat>], least: bool) {
+    if !receipt.is_on() {
+        return;
+    }
+    let load = |seat: &&&Arc<Seat>| f64::from(seat.load.in_flight());
+    let fewest = seats.iter().map(|seat| load(&seat)).fold(f64::INFINITY, f64::min);
+    let tied = seats.iter().filter(|seat| !least || load(seat) <= fewest);
+    receipt.decode.tied = tied.map(|seat| seat.worker.id.clone()).collect();
+    let score = |seat: &&Arc<Seat>| Score {
+        worker: seat.worker.id.clone(),
+        score: load(&seat),
+        terms: vec![("requests", load(&seat))],
+        skipped: None,
+    };
+    receipt.decode.scores = seats.iter().map(score).collect();
 }
 
 /// Writes down what the choice was made on.

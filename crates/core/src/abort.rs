@@ -67,6 +67,7 @@ impl Class {
             _ if fault.leg() != Some(LegName::Prefill) => None,
             Fault::Refused { .. } => Some(Class::HttpStatus),
             Fault::Deadline { .. } => Some(Class::Timeout),
+            Fault::Unreachable { cause, .. } if cause.late => Some(Class::Timeout),
             Fault::Unreachable { .. } | Fault::Broken { .. } => Some(Class::Transport),
             _ => None,
         }

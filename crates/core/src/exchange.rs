@@ -61,6 +61,8 @@ pub struct Exchange {
     leased: [bool; 2],
     /// KV waits at the prefill for a decode. Between attempts: for another decode.
     handed: bool,
+    /// The attempt has begun anew, which it may do once.
+    renewed: bool,
     /// What became of the attempt's hand-off.
     ledger: Ledger,
     /// What the attempt before failed with: told if no worker is left to try.
@@ -81,6 +83,7 @@ impl Exchange {
             decode: LegState::Idle,
             leased: [false; 2],
             handed: false,
+            renewed: false,
             ledger: Ledger::Nothing,
             last: None,
             shed: None,
@@ -151,6 +154,7 @@ impl Exchange {
             (Phase::Running, Event::Answered(handed)) => self.answered(handed, dice, &mut todo),
             (Phase::Running, Event::Ended(leg)) => self.ended(leg, &mut todo),
             (Phase::Running, Event::Failed(failure)) => self.failed(failure, dice, &mut todo),
+            (Phase::Running, Event::Stale(failure)) => self.stale(failure, dice, &mut todo),
             (Phase::Relaying, Event::Ended(Leg::Decode)) => {
                 self.close(Leg::Decode, Verdict::Good, &mut todo);
                 self.settle(Outcome::Served, &mut todo);
@@ -185,6 +189,7 @@ impl Exchange {
 
     fn place(&mut self, todo: &mut Actions) {
         self.attempt += 1;
+        self.renewed = false;
         self.phase = Phase::Placing;
         todo.push(if self.handed { Action::Replace } else { Action::Place });
     }
@@ -290,18 +295,38 @@ impl Exchange {
         }
     }
 
+    /// The leg's connection had grown old: nobody's fault. Whether its worker has read the request is not known, so the
+    /// same bytes are not sent again, whatever they name: the attempt begins anew, with fresh ids.
+    fn stale(&mut self, failure: Failure, dice: &mut Dice, todo: &mut Actions) {
+        let waits = [self.prefill, self.decode][failure.leg as usize] == LegState::Sent;
+        if !waits || std::mem::replace(&mut self.renewed, true) {
+            return self.failed(failure, dice, todo);
+        }
+        self.lose(failure.leg, &failure.fault, Verdict::Mute, todo);
+        // KV that a decode may have been told of is left alone, see `failed`.
+        self.handed = false;
+        self.drop_legs(todo);
+        self.phase = Phase::Placing;
+        todo.push(Action::Renew);
+    }
+
+    /// The leg is over, and not as it should be. A decode that waits for what its prefill does not send is given up.
+    fn lose(&mut self, leg: Leg, fault: &Fault, verdict: Verdict, todo: &mut Actions) {
+        self.close(leg, verdict, todo);
+        if leg == Leg::Prefill
+            && let Some(class) = Class::of(fault)
+        {
+            let answering = self.decode == LegState::Head;
+            self.ask_abort(Why::Prefill { class, answering }, todo);
+        }
+    }
+
     fn failed(&mut self, failure: Failure, dice: &mut Dice, todo: &mut Actions) {
         let Failure { leg, fault, delivered } = failure;
         if !self.in_flight(leg) {
             return;
         }
-        self.close(leg, fault.verdict(self.course.name(leg)), todo);
-        if leg == Leg::Prefill
-            && let Some(class) = Class::of(&fault)
-        {
-            let answering = self.decode == LegState::Head;
-            self.ask_abort(Why::Prefill { class, answering }, todo);
-        }
+        self.lose(leg, &fault, fault.verdict(self.course.name(leg)), todo);
         // A decode that surely never saw the hand-off did not consume it either. One that may have seen it
         // is left alone: consuming twice reads blocks that may hold another prompt by now.
         if leg == Leg::Decode && self.course.order == Order::InTurn {
@@ -447,108 +472,4 @@ impl Exchange {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    pub(crate) const IN_TURN: Course = Course {
-        order: Order::InTurn,
-        start: Start::DecodeHead,
-        prefill_abort: Abort::Cancel,
-        release: true,
-        reads_prefill: false,
-        by_name: false,
-        answers: LegName::Decode,
-    };
-    pub(crate) const TOGETHER: Course = Course {
-        order: Order::Together,
-        start: Start::BothHeads,
-        prefill_abort: Abort::Cancel,
-        release: false,
-        reads_prefill: false,
-        by_name: false,
-        answers: LegName::Decode,
-    };
-
-    fn run(course: Course, events: Vec<Event>) -> Vec<Vec<Action>> {
-        let mut x = Exchange::new(
-            RetryRule { attempts: 2, jitter: 0.0, ..RetryRule::default() },
-            Duration::from_secs(30),
-        );
-        let mut d = Dice::new(1);
-        let mut out = vec![x.on(Event::Begin, &mut d).to_vec(), x.on(Event::Placed(course), &mut d).to_vec()];
-        out.extend(events.into_iter().map(|e| x.on(e, &mut d).to_vec()));
-        out
-    }
-
-    #[test]
-    fn in_turn_runs_to_its_end() {
-        use Action::{Free, Judge, Place, Send, Settle, Start};
-        let got = run(
-            IN_TURN,
-            vec![Event::Answered(Handed::Over), Event::Head(Leg::Decode), Event::Ended(Leg::Decode)],
-        );
-        assert_eq!(
-            got,
-            [
-                vec![Place],
-                vec![Send(Leg::Prefill)],
-                vec![Judge(Leg::Prefill, Verdict::Good), Free(Leg::Prefill), Send(Leg::Decode)],
-                vec![Start],
-                vec![Judge(Leg::Decode, Verdict::Good), Free(Leg::Decode), Settle(Outcome::Served)],
-            ]
-        );
-    }
-
-    #[test]
-    fn together_waits_for_both_heads_and_detaches_the_prefill() {
-        let got = run(TOGETHER, vec![Event::Head(Leg::Decode), Event::Head(Leg::Prefill), Event::ClientGone]);
-        assert_eq!(got[2], []);
-        assert_eq!(got[3], [Action::Start, Action::Detach(Leg::Prefill)]);
-        assert_eq!(got[4][0], Action::Cancel(Leg::Decode));
-        assert!(!got[4].contains(&Action::Free(Leg::Prefill)), "its lease went along with the detached leg");
-    }
-
-    #[test]
-    fn a_decode_that_could_not_be_reached_leaves_the_kv_to_another() {
-        let fault = Fault::Unreachable { leg: LegName::Decode, cause: "refused".into() };
-        let fail = |delivered| Event::Failed(Failure { leg: Leg::Decode, fault: fault.clone(), delivered });
-        let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(false)]);
-        assert!(!got[3].contains(&Action::Release) && matches!(got[3].last(), Some(Action::Wait(_))));
-        let got = run(
-            IN_TURN,
-            vec![
-                Event::Answered(Handed::Over),
-                fail(false),
-                Event::Resume,
-                Event::Placed(IN_TURN),
-                fail(false),
-            ],
-        );
-        assert_eq!((&got[4][..], &got[5][..]), (&[Action::Replace][..], &[Action::Send(Leg::Decode)][..]));
-        assert!(got[6].contains(&Action::Release) && matches!(got[6].last(), Some(Action::Settle(_))));
-        let got = run(IN_TURN, vec![Event::Answered(Handed::Over), fail(true)]);
-        assert!(!got[3].contains(&Action::Release));
-    }
-
-    #[test]
-    fn when_no_worker_is_left_the_first_fault_is_told() {
-        let fault = Fault::Unreachable { leg: LegName::Prefill, cause: "refused".into() };
-        let none = Fault::NoWorker { leg: LegName::Prefill, registered: true };
-        let got = run(
-            IN_TURN,
-            vec![
-                Event::Failed(Failure { leg: Leg::Prefill, fault: fault.clone(), delivered: false }),
-                Event::Resume,
-                Event::Unplaced(none),
-            ],
-        );
-        assert_eq!(got[4], [Action::Fail(fault), Action::Settle(Outcome::Failed)]);
-    }
-
-    #[test]
-    fn a_deadline_blames_the_leg_that_is_waited_for() {
-        let got = run(IN_TURN, vec![Event::Deadline]);
-        assert!(got[2].contains(&Action::Judge(Leg::Prefill, Verdict::Bad)));
-        assert!(matches!(got[2].last(), Some(Action::Settle(Outcome::Failed))));
-    }
-}
+mod tests;

@@ -32,6 +32,20 @@ impl LegName {
     }
 }
 
+/// Why a worker could not be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cause {
+    pub words: String,
+    /// It took too long.
+    pub late: bool,
+}
+
+impl From<&str> for Cause {
+    fn from(words: &str) -> Cause {
+        Cause { words: words.to_owned(), late: false }
+    }
+}
+
 /// What an engine said when it refused a leg.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
@@ -127,7 +141,7 @@ pub enum Fault {
     /// No response head came: the connection could not be made or was lost.
     Unreachable {
         leg: LegName,
-        cause: String,
+        cause: Cause,
     },
     /// The head came, the body did not end as it should.
     Broken {

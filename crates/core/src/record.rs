@@ -140,6 +140,8 @@ pub struct Record {
     /// How often workers were found and tried.
     pub attempts: u32,
     pub retried: Vec<Retried>,
+    /// How often an attempt began anew, because a connection had grown old.
+    pub renewed: u32,
     pub retries_exhausted: bool,
     /// It would have been tried again if the gateway's retries had not been used up.
     pub over_budget: bool,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use baton_core::abort::{AbortRule, Asked, Class, Questions, Why};
-use baton_core::fault::{Fault, LegName, Refusal};
+use baton_core::fault::{Cause, Fault, LegName, Refusal};
 use baton_core::time::{Duration, Instant};
 use baton_core::watchdog::{Sight, Silence, Watchdog};
 
@@ -19,6 +19,11 @@ fn aibrix_k1_a_failure_has_one_class() {
         ("K1: a request that took too long", Fault::Deadline { leg, seconds: 30 }, Some(Class::Timeout)),
         ("K1: a client that left", Fault::ClientGone, Some(Class::Canceled)),
         ("K1: nobody listens", Fault::Unreachable { leg, cause: "refused".into() }, Some(Class::Transport)),
+        (
+            "K1: no connection in time",
+            Fault::Unreachable { leg, cause: Cause { late: true, ..Cause::default() } },
+            Some(Class::Timeout),
+        ),
         ("K1: it broke off", Fault::Broken { leg, cause: "reset".into() }, Some(Class::Transport)),
         ("K1: what is asked for is not known", Fault::TrtContext, Some(Class::RequestSetup)),
         ("K1: a hand-off that is none", Fault::MoriioHandoff { reason: "no JSON" }, Some(Class::BadResponse)),

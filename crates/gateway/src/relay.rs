@@ -142,9 +142,8 @@ impl Relay {
                 Poll::Ready(Some(Ok(piece)))
             }
             Poll::Ready(Some(Err(lost))) => self.broke(lost, cx),
-            Poll::Ready(None) if self.left.is_some_and(|n| n > 0) => {
-                self.broke(Lost { cause: "fewer bytes than announced".into(), delivered: true }, cx)
-            }
+            Poll::Ready(None) if self.left.is_some_and(|n| n > 0) => self
+                .broke(Lost { cause: "fewer bytes than announced".into(), delivered: true, late: false }, cx),
             Poll::Ready(None) => {
                 self.end();
                 Poll::Ready(None)

@@ -53,6 +53,9 @@ pub enum Event {
     /// A leg's body ended as it should: the decode's after `Start`, the prefill's of a plan that sends both.
     Ended(Leg),
     Failed(Failure),
+    /// A leg went out on a connection that had served before, and the worker closed that without a byte of an answer,
+    /// as it does with one that was idle for long. It may have read the request.
+    Stale(Failure),
     /// The decode leg owed output and sent none for too long ([`crate::watchdog`]).
     Silent(Fault),
     ClientGone,
@@ -71,6 +74,9 @@ pub enum Event {
 pub enum Action {
     /// Choose workers and make a plan; report `Placed`, `Unplaced` or `Full`.
     Place,
+    /// The same for an attempt that begins anew: its workers are as good as any, and its legs go out on connections
+    /// that are new.
+    Renew,
     /// Choose another decode for the KV that the prefill holds, keeping the hand-off; report `Placed` with
     /// the plan's course, and a lease for the decode alone, or `Unplaced`: no partner has room, or the KV
     /// has been held for too long.

@@ -125,7 +125,7 @@ impl Fault {
         match self {
             Fault::Refused { refusal, .. } | Fault::Proxied { refusal } => refusal.message.clone(),
             Fault::Unreachable { leg, cause } => {
-                format!("The {} worker could not be reached: {cause}", leg.as_str())
+                format!("The {} worker could not be reached: {}", leg.as_str(), cause.words)
             }
             Fault::Broken { leg, cause } => {
                 format!("The {} worker's answer broke off: {cause}", leg.as_str())

@@ -78,7 +78,18 @@ const LEASES: [Says; 6] = [
     ("judges twice", |_, a| doubled(a, |a| matches!(a, Action::Judge(..))), "judged twice"),
 ];
 
-const VERDICTS: [Says; 5] = [
+const VERDICTS: [Says; 6] = [
+    (
+        "blames a worker for a connection that had grown old",
+        |e, a| match e {
+            Event::Stale(f) => turned(a, |a| match a {
+                Action::Judge(leg, _) if leg == f.leg => Action::Judge(leg, Verdict::Bad),
+                a => a,
+            }),
+            _ => a,
+        },
+        "judged Bad, should be Mute",
+    ),
     (
         "blames a leg that was dropped",
         |_, a| {
@@ -350,7 +361,23 @@ const HAND_OFFS: [Says; 7] = [
     ),
 ];
 
-const RETRIES: [Says; 8] = [
+const RETRIES: [Says; 10] = [
+    (
+        "begins anew as often as it likes",
+        |e, a| match e {
+            Event::Stale(_) => turned(a, |a| if matches!(a, Action::Wait(_)) { Action::Renew } else { a }),
+            _ => a,
+        },
+        "begins anew twice",
+    ),
+    (
+        "begins anew after any failure",
+        |e, a| match e {
+            Event::Failed(_) => turned(a, |a| if matches!(a, Action::Wait(_)) { Action::Renew } else { a }),
+            _ => a,
+        },
+        "begins anew after Failed",
+    ),
     (
         "retries for ever",
         |e, a| match e {

@@ -62,6 +62,10 @@ impl Telling {
                 cause: "no hand-off in the answer".into(),
             })),
             ["ended", leg] => Event::Ended(self.leg(leg).0),
+            [leg, "stale"] => match self.failed(leg, &["lost"]) {
+                Event::Failed(failure) => Event::Stale(failure),
+                event => event,
+            },
             [leg, what @ ..] if ["prefill", "decode", "whole"].contains(leg) => self.failed(leg, what),
             ["silent", leg] => Event::Silent(silence(self.leg(leg).1)),
             ["client", "gone"] => Event::ClientGone,
@@ -85,7 +89,7 @@ impl Telling {
     /// `refuses 503`, `refuses 503 later`, `unreachable` (nothing was sent), `lost` (it was), `breaks off`.
     fn failed(&self, leg: &str, what: &[&str]) -> Event {
         let (leg, name) = self.leg(leg);
-        let lost = |cause: &str| Fault::Unreachable { leg: name, cause: cause.to_owned() };
+        let lost = |cause: &str| Fault::Unreachable { leg: name, cause: cause.into() };
         let (fault, delivered) = match what {
             ["refuses", status, later @ ..] => {
                 let refusal = Refusal {
@@ -122,6 +126,7 @@ fn say(action: &Action) -> String {
     match action {
         Action::Place => "place".to_owned(),
         Action::Replace => "replace".to_owned(),
+        Action::Renew => "renew".to_owned(),
         Action::Queue => "queue".to_owned(),
         Action::Send(leg) => format!("send {}", name(leg)),
         Action::Cancel(leg) => format!("cancel {}", name(leg)),

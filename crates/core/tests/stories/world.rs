@@ -123,8 +123,12 @@ pub struct World {
     attempts: u32,
     /// How often the driver may still find it room to try for: its wait has an end.
     rooms: u32,
+    /// Whether connections grow old.
+    ages: bool,
     at: [At; 2],
     leased: [bool; 2],
+    /// The attempt has begun anew.
+    renewed: bool,
     judged: [bool; 2],
     kv: Kv,
     /// The hand-off in the book, whether or not its KV can be released.
@@ -154,8 +158,10 @@ impl World {
             course: None,
             attempts: 0,
             rooms: 2,
+            ages: true,
             at: [At::Absent; 2],
             leased: [false; 2],
+            renewed: false,
             judged: [false; 2],
             kv: Kv::None,
             ledger: Ledger::Nothing,
@@ -167,9 +173,9 @@ impl World {
         }
     }
 
-    /// So often may a request that waits for room try in vain.
-    pub fn with_rooms(self, rooms: u32) -> World {
-        World { rooms, ..self }
+    /// Where room never comes and no connection grows old: there are orders of events enough to walk.
+    pub fn calm(self) -> World {
+        World { rooms: 0, ages: false, ..self }
     }
 
     pub fn is_settled(&self) -> bool {
@@ -190,7 +196,7 @@ impl World {
         format!(
             "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.course,
-            (self.attempts, self.rooms),
+            (self.attempts, self.rooms, self.renewed),
             self.at,
             self.leased,
             self.judged,
@@ -237,7 +243,7 @@ impl World {
     /// A decode that can be asked by name to drop the request is given up for what it did not do itself.
     fn sticks(&self, event: &Event) -> bool {
         let given_up = match event {
-            Event::Failed(f) => f.leg == Leg::Prefill,
+            Event::Failed(f) | Event::Stale(f) => f.leg == Leg::Prefill,
             Event::Answered(Handed::Dead(_)) | Event::Silent(_) => true,
             _ => false,
         };

@@ -20,7 +20,7 @@ use super::{Drive, give_back};
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::telemetry::LegEnd;
-use crate::upstream::{self, LegEvent, Want};
+use crate::upstream::{self, LegEvent, LegRequest, Want};
 
 impl Drive {
     /// Lets the leg finish in the background, with its lease.
@@ -76,6 +76,8 @@ impl Drive {
             &plan.request_id,
             handoff::rank(&taken.seat.worker),
         );
+        // It must not be lost with a connection that had grown old: nothing is sent twice here.
+        let request = LegRequest { fresh: true, ..request };
         let io = upstream::Leg::send(&self.lane.pool, self.lane.clock, &taken.seat, request, Want::Drained);
         let limit = self.gateway.rules.exchange.release_timeout;
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
@@ -119,6 +121,7 @@ async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegE
             let refusal = read_refusal(status, &body, retry_after, false);
             (LegEnd::Failed, Fault::Refused { leg: name, refusal }.verdict(name))
         }
+        Ok(LegEvent::Stale(_)) => (LegEnd::Failed, Verdict::Mute),
         Ok(LegEvent::Unreachable(_) | LegEvent::Broken(_)) => (LegEnd::Failed, Verdict::Bad),
     }
 }

@@ -48,7 +48,7 @@ impl Joint {
                 }
                 Joint::Plain(_, held) if held.len() + piece.len() > max_bytes => {
                     let cause = format!("the answer is larger than {max_bytes} bytes");
-                    return Poll::Ready(Some(Err(Lost { cause, delivered: true })));
+                    return Poll::Ready(Some(Err(Lost { cause, delivered: true, late: false })));
                 }
                 Joint::Plain(_, held) => held.extend_from_slice(&piece),
                 Joint::Over => return Poll::Ready(None),

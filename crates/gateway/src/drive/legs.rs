@@ -38,12 +38,6 @@ impl Drive {
             Leg::Prefill => self.request(&plan.prefill, &plan.request_id, rank),
             Leg::Decode => self.request(&plan.decode, &plan.request_id, rank),
         };
-        let shared = match leg {
-            Leg::Prefill => plan.course.order == Order::Together,
-            Leg::Decode => plan.course.order != Order::Single,
-        };
-        // Without retries the connection's own second try is all there is.
-        let request = LegRequest { once: shared && self.gateway.rules.retry.attempts > 1, ..request };
         let moments = &mut self.record.moments;
         match leg {
             Leg::Prefill => (moments.prefill_sent, moments.prefill_done) = (Some(now), None),
@@ -63,7 +57,7 @@ impl Drive {
             rank,
             forward: self.forward.clone(),
             body: LegBody::new(self.body.splice(edits).pieces()),
-            once: false,
+            fresh: self.fresh,
         }
     }
 
@@ -134,13 +128,20 @@ impl Drive {
                 refusal.lost_kv = deliver.is_some_and(|deliver| deliver.lost_kv(&refusal));
                 self.failure(leg, |leg| Fault::Refused { leg, refusal }, true)
             }
+            LegEvent::Stale(lost) => {
+                match self.failure(leg, |leg| Fault::Unreachable { leg, cause: lost.into() }, true) {
+                    Event::Failed(failure) => Event::Stale(failure),
+                    other => other,
+                }
+            }
             LegEvent::Unreachable(lost) => {
                 self.suspect(leg);
                 if let Some(taken) = self.taken[leg as usize].as_ref().filter(|_| !lost.delivered) {
                     // Nobody is there: whoever comes back remembers no prompts.
                     taken.seat.pulse.reborn();
                 }
-                self.failure(leg, |leg| Fault::Unreachable { leg, cause: lost.cause }, lost.delivered)
+                let delivered = lost.delivered;
+                self.failure(leg, |leg| Fault::Unreachable { leg, cause: lost.into() }, delivered)
             }
             LegEvent::Broken(lost) => {
                 self.suspect(leg);

@@ -98,6 +98,10 @@ pub struct Drive {
     /// The prefill's leg where it lives on in the background, and when it ends there.
     detached: Option<JoinHandle<Instant>>,
     tried: SmallVec<[u32; 4]>,
+    /// How many of them belong to attempts before this one.
+    tried_before: usize,
+    /// A connection had grown old: no more such connections for this request.
+    fresh: bool,
     /// This moment: the last reading of the clock.
     now: Instant,
     deadline: Instant,
@@ -145,6 +149,8 @@ impl Drive {
             held: None,
             handoff: None,
             tried: SmallVec::new(),
+            tried_before: 0,
+            fresh: false,
             now,
             deadline: now.after(rules.exchange.request_timeout),
             alarm,
@@ -211,6 +217,13 @@ impl Drive {
     fn act(&mut self, action: Action) {
         match action {
             Action::Place => {
+                let event = self.place();
+                self.pending.push_back(event);
+            }
+            Action::Renew => {
+                self.fresh = true;
+                self.record.renewed += 1;
+                self.tried.truncate(self.tried_before);
                 let event = self.place();
                 self.pending.push_back(event);
             }
@@ -339,7 +352,7 @@ impl Drive {
             Err(fault) => return self.unplanned(placement, fault),
         };
         let record = &mut self.record;
-        record.attempts += 1;
+        record.attempts = self.exchange.attempt();
         (record.pd, record.prefill) = match &placement {
             Placement::Whole { .. } => (false, None),
             Placement::Prefill { .. } => (true, None),
@@ -358,6 +371,7 @@ impl Drive {
             self.forgo_prefill();
         }
         let [prefill, answering] = &self.taken;
+        self.tried_before = self.tried.len();
         self.tried.extend([prefill, answering].into_iter().flatten().map(|t| t.seat.slot));
         let answering = answering.as_ref().map(|t| t.seat.worker.clone());
         self.record.engine = answering.as_ref().map(|w| w.engine).unwrap_or_default();
@@ -429,7 +443,8 @@ impl Drive {
             return Event::Unplaced(none);
         };
         plan.ranks[Leg::Decode as usize] = handoff::rank(&decode.seat.worker);
-        self.record.attempts += 1;
+        self.record.attempts = self.exchange.attempt();
+        self.tried_before = self.tried.len();
         self.tried.push(decode.seat.slot);
         self.record.engine = decode.seat.worker.engine;
         self.record.decode = Some(decode.seat.worker.clone());

@@ -140,7 +140,7 @@ impl Legs<'_> {
             rank: plan.ranks[leg as usize],
             forward: Vec::new(),
             body: LegBody::new(self.body.splice(edits).pieces()),
-            once: true,
+            fresh: true,
         };
         let rule = PoolRule { max_idle_per_worker: 0, ..self.gateway.rules.pool.clone() };
         let pool = Arc::new(Pool::new(rule));
@@ -153,7 +153,9 @@ impl Legs<'_> {
                 let refusal = read_refusal(status, &body, retry_after, false);
                 Fault::Refused { leg: name(leg), refusal }
             }
-            LegEvent::Unreachable(lost) => Fault::Unreachable { leg: name(leg), cause: lost.cause },
+            LegEvent::Unreachable(lost) | LegEvent::Stale(lost) => {
+                Fault::Unreachable { leg: name(leg), cause: lost.into() }
+            }
             LegEvent::Broken(lost) => Fault::Broken { leg: name(leg), cause: lost.cause },
         };
         Err(Ended::Fault(fault))

@@ -153,7 +153,10 @@ impl Counting {
             self.all.band_requests.of([roleset]).add(1);
             self.all.band_tokens.of([roleset]).add(*tokens);
         }
-        let trouble = record.retries_exhausted || record.leg.is_some() || record.moments.queued.is_some();
+        let trouble = record.retries_exhausted
+            || record.renewed > 0
+            || record.leg.is_some()
+            || record.moments.queued.is_some();
         if trouble || !record.retried.is_empty() {
             self.troubles(series, model, record);
         }
@@ -200,6 +203,9 @@ impl Counting {
             self.all.admission_sheds.of([]).one();
         } else if record.moments.queued.is_some() && record.decode.is_some() {
             self.all.admission_waits.of([]).one();
+        }
+        if record.renewed > 0 {
+            self.all.resends.of(["http"]).add(record.renewed.into());
         }
         if record.over_budget {
             self.all.retries_refused.of([labels::worker_type(record.leg), endpoint]).one();

@@ -28,7 +28,7 @@ recorded! {
     router_tpot: Histograms "smg_router_tpot_seconds" [router_type, backend_type, model, endpoint], "seconds", Smg;
     /// Tokens as the engines counted them, where their answer says so.
     router_tokens: Counters "smg_router_tokens_total" [router_type, backend_type, model, endpoint, token_type], "tokens", Smg;
-    /// Legs sent once more because a reused connection had died before any response byte.
+    /// Reused connections that died before any response byte: what was not written went out on another, else the attempt began anew, with fresh ids.
     resends: Counters "smg_router_upstream_send_retries_total" [router_type], "legs", Smg;
 
     /// From the prefill leg's dispatch to the decode's first body byte: what the client waits. SMG over HTTP stops at the decode's head.

@@ -78,7 +78,10 @@ impl Address {
         match tokio::time::timeout(timeout, self.open()).await {
             Ok(Ok(link)) => Ok(link),
             Ok(Err(e)) => Err(Lost::before(e)),
-            Err(_) => Err(Lost::before(format!("no connection within {} s", timeout.as_secs()))),
+            Err(_) => {
+                let cause = format!("no connection within {} s", timeout.as_secs_f64());
+                Err(Lost { late: true, ..Lost::before(cause) })
+            }
         }
     }
 

@@ -32,13 +32,13 @@ const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-
 const ERROR_BODY_WAIT: Duration = Duration::from_secs(2);
 
 /// A reused connection that dies unheard later than this after the request was sent did not die of its age.
-const RESEND_WITHIN: Duration = Duration::from_secs(1);
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How much of the body of an error answer is kept, in bytes.
 const ERROR_BODY_MAX: usize = 64 << 10;
 
 /// What is sent, apart from what the worker's [`Address`] adds. Kept until an answer begins, because a
-/// reused connection may turn out to be dead.
+/// reused connection may turn out to be dead before anything is written.
 #[derive(Clone, Debug)]
 pub struct LegRequest {
     pub api: Api,
@@ -49,8 +49,8 @@ pub struct LegRequest {
     /// Headers of the client that the engine gets.
     pub forward: Vec<(HeaderName, HeaderValue)>,
     pub body: LegBody,
-    /// It names KV that can be read once, or a room that can be entered once.
-    pub once: bool,
+    /// Not on a connection that has served before.
+    pub fresh: bool,
 }
 
 impl LegRequest {
@@ -107,6 +107,9 @@ pub enum LegEvent {
     Refused { status: u16, body: Bytes, retry_after: Option<String> },
     /// No head came.
     Unreachable(Lost),
+    /// No head came, and no byte of one: the connection had served before and was closed as soon as it was to serve
+    /// again. The worker may have read the request.
+    Stale(Lost),
     /// The head came, the body did not end as it should.
     Broken(Lost),
 }
@@ -147,8 +150,6 @@ pub struct Leg {
     request: Option<Box<(LegRequest, Arc<Address>)>>,
     since: Option<Instant>,
     asked: Instant,
-    /// An earlier sending may have been read.
-    was_delivered: bool,
     /// When the last piece of a relayed body came.
     heard: Option<Instant>,
     /// What came of a relayed body before anybody asked for it, and whether that was all.
@@ -167,15 +168,15 @@ impl Leg {
             request: None,
             since: None,
             asked: clock.now(),
-            was_delivered: false,
             heard: None,
             ahead: (VecDeque::new(), false),
         };
         match pool.address(seat) {
             Err(lost) => leg.state = State::Dialing(Box::pin(std::future::ready(Err(lost)))),
             Ok(address) => {
+                let idle = if request.fresh { None } else { pool.take(seat.slot, clock.now()) };
                 leg.request = Some(Box::new((request, address)));
-                match pool.take(seat.slot, clock.now()) {
+                match idle {
                     Some(link) => leg.ask(link),
                     None => leg.dial(),
                 }
@@ -212,7 +213,10 @@ impl Leg {
                         link.opened = self.clock.now();
                         self.ask(link);
                     }
-                    Err(lost) => return Poll::Ready(self.unreachable(lost)),
+                    Err(lost) => {
+                        self.state = State::Over;
+                        return Poll::Ready(LegEvent::Unreachable(lost));
+                    }
                 },
                 State::Asking(link, promise) => {
                     let answer = ready!(link.poll_head(promise, cx));
@@ -248,37 +252,29 @@ impl Leg {
         }
     }
 
-    /// A reused connection may have been closed by the worker in the same moment; if it died before a single
-    /// byte of an answer, the request is sent once more, on a new connection, and only then. One that lived on
-    /// for a while had been read, and so may have been one that died at once: what must not happen twice is
-    /// left to a retry, which brings fresh ids.
+    /// A reused connection may have been closed by the worker in the same moment. A request of which nothing was written
+    /// goes out on a new one; whether one that was written had been read nobody knows, and it is told.
     fn answered(&mut self, answer: hyper::Result<Response<Incoming>>) -> Option<LegEvent> {
         let State::Asking(link, _) = std::mem::replace(&mut self.state, State::Over) else { return None };
-        match answer {
-            Ok(response) => self.opened(link, response),
-            Err(e) if link.reused && !link.has_heard() && self.may_send_again(&e) => {
-                self.was_delivered = !e.is_canceled();
-                self.pool.note_resend();
-                self.dial();
-                None
-            }
-            Err(e) => {
-                let delivered = !e.is_canceled();
-                Some(self.unreachable(Lost { cause: cause(&e), delivered }))
-            }
-        }
-    }
-
-    fn may_send_again(&self, e: &hyper::Error) -> bool {
-        let once = self.request.as_deref().is_none_or(|(request, _)| request.once);
+        let e = match answer {
+            Ok(response) => return self.opened(link, response),
+            Err(e) => e,
+        };
+        let old = link.reused && !link.has_heard();
         // Cancelled: hyper gave the request back without having written any of it.
-        let fresh = self.clock.now().since(self.asked) <= RESEND_WITHIN;
-        e.is_canceled() || (fresh && !once && !e.is_timeout())
-    }
-
-    fn unreachable(&mut self, lost: Lost) -> LegEvent {
-        self.state = State::Over;
-        LegEvent::Unreachable(Lost { delivered: lost.delivered || self.was_delivered, ..lost })
+        if old && e.is_canceled() {
+            self.pool.note_resend();
+            self.dial();
+            return None;
+        }
+        let lost = Lost { cause: cause(&e), delivered: !e.is_canceled(), late: false };
+        // One that lived on for a while did not die of its age.
+        let at_once = self.clock.now().since(self.asked) <= STALE_WITHIN;
+        Some(if old && at_once && !e.is_timeout() {
+            LegEvent::Stale(lost)
+        } else {
+            LegEvent::Unreachable(lost)
+        })
     }
 
     fn opened(&mut self, link: Box<Link>, response: Response<Incoming>) -> Option<LegEvent> {

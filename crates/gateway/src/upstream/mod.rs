@@ -20,20 +20,30 @@ pub use pool::{Pool, PoolRule};
 
 use std::fmt;
 
+use baton_core::fault::Cause;
+
 /// Why a leg failed on the way.
 #[derive(Clone, Debug)]
 pub struct Lost {
     pub cause: String,
     /// The worker may have got the request.
     pub delivered: bool,
+    /// It took too long.
+    pub late: bool,
+}
+
+impl From<Lost> for Cause {
+    fn from(lost: Lost) -> Cause {
+        Cause { words: lost.cause, late: lost.late }
+    }
 }
 
 impl Lost {
     fn before(cause: impl fmt::Display) -> Lost {
-        Lost { cause: cause.to_string(), delivered: false }
+        Lost { cause: cause.to_string(), delivered: false, late: false }
     }
 
     fn after(cause: impl fmt::Display) -> Lost {
-        Lost { cause: cause.to_string(), delivered: true }
+        Lost { cause: cause.to_string(), delivered: true, late: false }
     }
 }

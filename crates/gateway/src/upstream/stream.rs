@@ -1,7 +1,7 @@
 //! The socket under a leg, which notes whether the worker has said anything yet.
 //!
-//! That one fact decides whether a request on a reused connection may be sent once more: only if not a
-//! single byte of an answer came (RFC 9112, 9.3.1).
+//! That one fact decides whether a reused connection that died had grown old: only if not a single byte of an
+//! answer came (RFC 9112, 9.3.1).
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

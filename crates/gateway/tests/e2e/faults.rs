@@ -2,6 +2,7 @@
 //! retry does.
 
 use std::future::Future;
+use std::time::Duration;
 
 use baton_sim::{Dialect, Fault, FaultKind};
 use serde_json::json;
@@ -465,5 +466,43 @@ async fn kv_is_released_when_its_decode_cannot_be_reached_and_no_attempt_is_left
     let page = house.page().await;
     assert_eq!(page.sum("baton_releases_total", &[r#"result="done""#]), f64::from(failed));
     assert_eq!(page.fates(), format!("consumed {}, released {failed}", 4 - failed));
+    house.close().await;
+}
+
+/// A port where connections are not refused and never made: nobody accepts, and the queue is full.
+fn deaf() -> (socket2::Socket, Vec<std::net::TcpStream>, std::net::SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let mut queued = Vec::new();
+    while let Ok(one) = std::net::TcpStream::connect_timeout(&address, Duration::from_millis(100)) {
+        queued.push(one);
+        assert!(queued.len() < 100, "the queue has an end");
+    }
+    (socket, queued, address)
+}
+
+#[tokio::test]
+async fn a_prefill_that_cannot_be_connected_to_in_time_counts_as_a_timeout() {
+    let (_socket, _queued, address) = deaf();
+    let plan = Plan::pairs(Dialect::Vllm, 1, 1)
+        .no_retries()
+        .args("--disable-health-check --connect-timeout-secs 0.2");
+    let away = move |spec: &mut baton_gateway::registry::Spec| {
+        if spec.role == baton_core::fleet::Role::Prefill {
+            spec.url = format!("http://{address}");
+        }
+    };
+    let mut house = plan.registered(away).open().await;
+    house.no_after();
+    let reply = Ask::chat(PROMPT, 8).post(house.address).await;
+    assert_eq!(reply.error(), (502, "prefill_request_failed".into()));
+    assert!(reply.text().contains("no connection within 0.2 s"), "{}", reply.text());
+    let page = house.page().await;
+    for (class, count) in [("timeout", 1.0), ("transport", 0.0)] {
+        let labels = [&*format!("class=\"{class}\""), r#"stage="before_response""#];
+        assert_eq!(page.sum("gateway_pd_prefill_failure_total", &labels), count, "{class}");
+    }
     house.close().await;
 }

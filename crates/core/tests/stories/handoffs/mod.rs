@@ -12,6 +12,7 @@ mod queue;
 mod read;
 mod sglang;
 mod silence;
+mod stale;
 mod store;
 
 use expect_test::Expect;

@@ -41,6 +41,9 @@ impl World {
                 events.extend(refusals(name).map(|f| failed(leg, f, true)));
                 let lost = Fault::Unreachable { leg: name, cause: "refused".into() };
                 events.extend([true, false].map(|delivered| failed(leg, lost.clone(), delivered)));
+                if self.ages {
+                    events.push(stale(leg, lost));
+                }
             }
             At::Head if leg == Leg::Prefill && !read => {
                 events.extend([Event::Ended(leg), failed(leg, broken, true)]);
@@ -87,6 +90,7 @@ impl World {
                 Event::Ended(Leg::Prefill) => !self.reads_prefill() && self.in_flight(Leg::Prefill),
                 Event::Ended(Leg::Decode) => self.told == Told::Started && self.in_flight(Leg::Decode),
                 Event::Failed(f) => self.in_flight(f.leg),
+                Event::Stale(f) => self.at(f.leg) == At::Sent,
                 Event::Silent(_) => self.in_flight(Leg::Decode),
                 Event::ClientGone | Event::Deadline | Event::Drain => self.owed != Owed::Begin,
             }
@@ -111,6 +115,9 @@ impl World {
         for leg in LEGS {
             all.extend([Event::Head(leg), Event::Ended(leg)]);
             all.extend([true, false].map(|delivered| failed(leg, lost.clone(), delivered)));
+            if !self.in_flight(leg) {
+                all.push(stale(leg, lost.clone()));
+            }
         }
         all.retain(|event| !self.fits(event));
         all
@@ -148,7 +155,7 @@ impl World {
                 }
             }
             Event::Ended(leg) => self.at[*leg as usize] = At::Ended,
-            Event::Failed(f) => {
+            Event::Failed(f) | Event::Stale(f) => {
                 self.at[f.leg as usize] = At::Dropped;
                 if f.leg == Leg::Decode && !f.delivered && self.kv == Kv::Told {
                     self.kv = Kv::Held;
@@ -186,6 +193,10 @@ pub fn silence(leg: LegName) -> Fault {
 
 fn failed(leg: Leg, fault: Fault, delivered: bool) -> Event {
     Event::Failed(Failure { leg, fault, delivered })
+}
+
+fn stale(leg: Leg, fault: Fault) -> Event {
+    Event::Stale(Failure { leg, fault, delivered: true })
 }
 
 /// A client's mistake, push-back in both its forms, a failure.

@@ -6,6 +6,14 @@ impl World {
     pub(super) fn carry_out(&mut self, action: &Action, event: &Event, was: &World) -> Checked {
         match action {
             Action::Place => self.place(event, was),
+            Action::Renew => {
+                must(matches!(event, Event::Stale(_)), || format!("begins anew after {event:?}"))?;
+                must(!std::mem::replace(&mut self.renewed, true), || "begins anew twice".to_owned())?;
+                must(self.owed == Owed::Nothing, || "renewed while something else is awaited".to_owned())?;
+                must(self.told == Told::Nothing, || "renewed after the client was answered".to_owned())?;
+                self.owed = Owed::Placement;
+                self.all_back()
+            }
             Action::Replace => {
                 must(self.owed == Owed::Nothing, || "replaced while something else is awaited".to_owned())?;
                 must(self.kv == Kv::Held, || format!("another decode for KV that is {:?}", self.kv))?;
@@ -74,7 +82,7 @@ impl World {
                 self.owed = Owed::Resume;
                 must(was.kv != Kv::Told || self.kv != Kv::Released, || GIVEN_AWAY.into())?;
                 self.last = match event {
-                    Event::Failed(f) => Some(f.fault.clone()),
+                    Event::Failed(f) | Event::Stale(f) => Some(f.fault.clone()),
                     Event::Answered(Handed::Dead(fault)) => Some(fault.clone()),
                     _ => return Err(format!("tries again after {event:?}")),
                 };
@@ -99,7 +107,7 @@ impl World {
     }
 
     fn begin_attempt(&mut self) -> Checked {
-        self.attempts += 1;
+        (self.attempts, self.renewed) = (self.attempts + 1, false);
         must(self.attempts <= self.attempts_allowed, || format!("attempt {} begins", self.attempts))
     }
 
@@ -137,7 +145,8 @@ impl World {
         must(!self.in_flight(leg), || format!("{leg:?} judged in flight"))?;
         must(!std::mem::replace(&mut self.judged[leg as usize], true), || format!("{leg:?} judged twice"))?;
         let due = match event {
-            Event::Failed(f) if f.leg == leg => f.fault.verdict(self.name(leg)),
+            Event::Stale(f) if f.leg == leg && !was.renewed => Verdict::Mute,
+            Event::Failed(f) | Event::Stale(f) if f.leg == leg => f.fault.verdict(self.name(leg)),
             Event::Answered(Handed::Dead(fault)) if leg == Leg::Prefill => fault.verdict(self.name(leg)),
             Event::Answered(_) if leg == Leg::Prefill => Verdict::Good,
             Event::Ended(l) if *l == leg => Verdict::Good,
@@ -154,6 +163,7 @@ impl World {
     fn names(&self, fault: &Fault, event: &Event) -> Checked {
         let due = match event {
             Event::Failed(f) => &f.fault,
+            Event::Stale(f) if self.renewed => &f.fault,
             Event::Answered(Handed::Dead(fault)) => fault,
             Event::Unplaced(fault) => self.last.as_ref().unwrap_or(fault),
             Event::QueueOver => self.last.as_ref().unwrap_or(&SHED),

@@ -30,7 +30,8 @@ pub async fn worker_page(registry: &Registry, path: &str) -> Result<Reply, Fault
     };
     let worker = asked(&registry.fleet())?;
     let target = target(&worker, &registry.settings().checks);
-    let unreachable = |e: Silence| Fault::Unreachable { leg: LegName::Prefill, cause: e.to_string() };
+    let unreachable =
+        |e: Silence| Fault::Unreachable { leg: LegName::Prefill, cause: e.to_string().as_str().into() };
     let mut page = target.get(name).await.map_err(unreachable)?;
     if page.status == http::StatusCode::NOT_FOUND {
         page = target.get(other).await.map_err(unreachable)?;

@@ -352,13 +352,14 @@ impl House {
     pub async fn quiet(&mut self) {
         self.note_seats();
         let gateway = self.gateway().clone();
-        until("the leases are back", || self.seats.values().all(|s| s.load.in_flight() == 0)).await;
-        let limit = baton_gateway::config::Config::default().limits.max_detached_legs.get();
-        until("no leg lives in the background", || gateway.background.available_permits() == limit).await;
+        // A request that ends may leave a leg in the background, and that holds a lease.
         until("nobody is in the entrance", || {
             gateway.entrance.running() == 0 && gateway.entrance.waiting() == 0
         })
         .await;
+        let limit = baton_gateway::config::Config::default().limits.max_detached_legs.get();
+        until("no leg lives in the background", || gateway.background.available_permits() == limit).await;
+        until("the leases are back", || self.seats.values().all(|s| s.load.in_flight() == 0)).await;
     }
 
     /// Checks that nothing was left behind, and ends.

@@ -74,6 +74,34 @@ impl Class {
     }
 }
 
+/// What is left of a prefill's answer that was read and thrown away: enough to tell whether it was one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gist {
+    events: bool,
+    first: Option<u8>,
+    last: Option<u8>,
+}
+
+impl Gist {
+    pub fn of(content_type: &[u8]) -> Gist {
+        Gist { events: content_type.starts_with(b"text/event-stream"), ..Gist::default() }
+    }
+
+    /// A further piece of the body.
+    pub fn feed(&mut self, piece: &[u8]) {
+        let piece = piece.trim_ascii();
+        self.first = self.first.or(piece.first().copied());
+        self.last = piece.last().copied().or(self.last);
+    }
+
+    /// How the prefill failed although it answered well: with something that does not begin and end as a JSON object.
+    /// No harm comes of it, since nothing is read of such an answer, but nobody can say that the prompt was computed.
+    pub fn class(&self) -> Option<Class> {
+        let object = (self.first, self.last) == (Some(b'{'), Some(b'}'));
+        (!self.events && !object).then_some(Class::BadResponse)
+    }
+}
+
 /// Why a decode is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {

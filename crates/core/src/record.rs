@@ -122,6 +122,8 @@ pub struct Record {
     pub leg: Option<LegName>,
     /// How the prefill failed, if it was that one.
     pub class: Option<Class>,
+    /// What the prefill answered was no answer, and nothing came of it.
+    pub odd: Option<Class>,
     /// How the worker that answers fell silent, if that was it.
     pub silence: Option<Silence>,
     pub prefill: Option<Arc<Worker>>,

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use baton_core::abort::{AbortRule, Asked, Class, Questions, Why};
+use baton_core::abort::{AbortRule, Asked, Class, Gist, Questions, Why};
 use baton_core::fault::{Cause, Fault, LegName, Refusal};
 use baton_core::time::{Duration, Instant};
 use baton_core::watchdog::{Sight, Silence, Watchdog};
@@ -45,6 +45,24 @@ fn aibrix_k22_an_engine_s_error_keeps_its_status_and_anything_else_is_502() {
             (outward, Some(("x-error-pd-prefill", "true".into()))),
             "{case}"
         );
+    }
+}
+
+#[test]
+fn aibrix_k6_what_is_no_json_object_is_no_answer() {
+    for (case, kind, pieces, class) in [
+        ("an answer", "application/json", &["{\"a\":", "1}\n"][..], None),
+        ("in pieces of one byte", "", &[" ", "{", "}", " "], None),
+        ("events", "text/event-stream; charset=utf-8", &["data: {}\n\n"], None),
+        ("nothing", "application/json", &[], Some(Class::BadResponse)),
+        ("words", "application/json", &["ok"], Some(Class::BadResponse)),
+        ("a page", "text/html", &["<html>", "</html>"], Some(Class::BadResponse)),
+        ("a list", "application/json", &["[1]"], Some(Class::BadResponse)),
+        ("half of one", "application/json", &["{\"a\":"], Some(Class::BadResponse)),
+    ] {
+        let mut gist = Gist::of(kind.as_bytes());
+        pieces.iter().for_each(|piece| gist.feed(piece.as_bytes()));
+        assert_eq!(gist.class(), class, "{case}");
     }
 }
 

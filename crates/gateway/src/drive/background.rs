@@ -39,9 +39,9 @@ impl Drive {
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
         let counted = gateway.telemetry.background().detached();
         self.detached = Some(runtime.spawn(async move {
-            let (end, verdict) = drained(io, name, limit).await;
+            let (end, verdict, odd) = drained(io, name, limit).await;
             let class = match end {
-                LegEnd::Done | LegEnd::Dropped => None,
+                LegEnd::Done | LegEnd::Dropped => odd,
                 LegEnd::Failed => Some(Class::Transport),
                 LegEnd::TimedOut => Some(Class::Timeout),
             };
@@ -82,7 +82,7 @@ impl Drive {
         let limit = self.gateway.rules.exchange.release_timeout;
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
         runtime.spawn(async move {
-            let (end, verdict) = drained(io, LegName::Decode, limit).await;
+            let (end, verdict, _) = drained(io, LegName::Decode, limit).await;
             // A decode that is too busy for a throw-away request is not ill.
             let verdict = if end == LegEnd::TimedOut { Verdict::Mute } else { verdict };
             taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
@@ -104,8 +104,8 @@ impl Drive {
     }
 }
 
-/// Reads a leg to its end. What became of it, and what that says about its worker.
-async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegEnd, Verdict) {
+/// Reads a leg to its end. What became of it, what that says about its worker, and what was wrong with a good answer.
+async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegEnd, Verdict, Option<Class>) {
     let end = poll_fn(|cx: &mut Context<'_>| {
         loop {
             match io.poll_event(cx) {
@@ -115,14 +115,15 @@ async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegE
         }
     });
     match tokio::time::timeout(limit, end).await {
-        Err(_) => (LegEnd::TimedOut, Verdict::Bad),
-        Ok(LegEvent::Ended | LegEvent::Answer(_) | LegEvent::Head(_)) => (LegEnd::Done, Verdict::Good),
+        Err(_) => (LegEnd::TimedOut, Verdict::Bad, None),
+        Ok(LegEvent::Ended(gist)) => (LegEnd::Done, Verdict::Good, gist.class()),
+        Ok(LegEvent::Answer(_) | LegEvent::Head(_)) => (LegEnd::Done, Verdict::Good, None),
         Ok(LegEvent::Refused { status, body, retry_after }) => {
             let refusal = read_refusal(status, &body, retry_after, false);
-            (LegEnd::Failed, Fault::Refused { leg: name, refusal }.verdict(name))
+            (LegEnd::Failed, Fault::Refused { leg: name, refusal }.verdict(name), None)
         }
-        Ok(LegEvent::Stale(_)) => (LegEnd::Failed, Verdict::Mute),
-        Ok(LegEvent::Unreachable(_) | LegEvent::Broken(_)) => (LegEnd::Failed, Verdict::Bad),
+        Ok(LegEvent::Stale(_)) => (LegEnd::Failed, Verdict::Mute, None),
+        Ok(LegEvent::Unreachable(_) | LegEvent::Broken(_)) => (LegEnd::Failed, Verdict::Bad, None),
     }
 }
 

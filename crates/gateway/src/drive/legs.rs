@@ -119,7 +119,10 @@ impl Drive {
                 self.answer = reading.answer;
                 Event::Answered(reading.handed)
             }
-            LegEvent::Ended => Event::Ended(leg),
+            LegEvent::Ended(gist) => {
+                self.record.odd = gist.class();
+                Event::Ended(leg)
+            }
             LegEvent::Refused { status, body, retry_after } => {
                 let named = |p: &Plan| p.course.order == Order::InTurn || p.mode.is_some();
                 let alone = self.plan.as_ref().is_some_and(named);

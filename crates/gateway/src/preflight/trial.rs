@@ -148,7 +148,7 @@ impl Legs<'_> {
         let mut io = upstream::Leg::send(&pool, self.gateway.clock, seat, request, Want::Whole { max_bytes });
         let fault = match poll_fn(|cx| io.poll_event(cx)).await {
             LegEvent::Answer(answer) => return Ok(answer),
-            LegEvent::Head(_) | LegEvent::Ended => return Ok(Bytes::new()),
+            LegEvent::Head(_) | LegEvent::Ended(_) => return Ok(Bytes::new()),
             LegEvent::Refused { status, body, retry_after } => {
                 let refusal = read_refusal(status, &body, retry_after, false);
                 Fault::Refused { leg: name(leg), refusal }

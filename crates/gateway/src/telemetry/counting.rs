@@ -154,6 +154,7 @@ impl Counting {
             self.all.band_tokens.of([roleset]).add(*tokens);
         }
         let trouble = record.retries_exhausted
+            || record.odd.is_some()
             || record.renewed > 0
             || record.leg.is_some()
             || record.moments.queued.is_some();
@@ -204,6 +205,7 @@ impl Counting {
         } else if record.moments.queued.is_some() && record.decode.is_some() {
             self.all.admission_waits.of([]).one();
         }
+        self.failed_prefill(record.odd.and(Some(LegName::Prefill)), record.odd);
         if record.renewed > 0 {
             self.all.resends.of(["http"]).add(record.renewed.into());
         }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use baton_core::abort::Gist;
 use baton_core::ask::Api;
 use baton_core::fleet::Seat;
 use baton_core::time::Instant;
@@ -102,7 +103,7 @@ pub enum LegEvent {
     /// The whole body of a 2xx answer ([`Want::Whole`]).
     Answer(Bytes),
     /// The body has been drained ([`Want::Drained`]).
-    Ended,
+    Ended(Gist),
     /// An answer that is not 2xx, with its body as far as it came.
     Refused { status: u16, body: Bytes, retry_after: Option<String> },
     /// No head came.
@@ -126,6 +127,8 @@ enum State {
     Asking(Box<Link>, Promise),
     /// A good answer whose body is being read.
     Reading(Reader, BytesMut),
+    /// A good answer whose body is read and thrown away.
+    Draining(Reader, Gist),
     /// A bad answer whose body is being read.
     Refusing {
         reader: Reader,
@@ -226,14 +229,14 @@ impl Leg {
                 }
                 State::Reading(reader, kept) => match ready!(reader.poll(cx)) {
                     Some(Ok(bytes)) => {
-                        if let Want::Whole { max_bytes } = self.want {
-                            if kept.len() + bytes.len() > max_bytes {
-                                self.state = State::Over;
-                                let cause = format!("the answer is larger than {max_bytes} bytes");
-                                return Poll::Ready(LegEvent::Broken(Lost::after(cause)));
-                            }
-                            kept.extend_from_slice(&bytes);
+                        if let Want::Whole { max_bytes } = self.want
+                            && kept.len() + bytes.len() > max_bytes
+                        {
+                            self.state = State::Over;
+                            let cause = format!("the answer is larger than {max_bytes} bytes");
+                            return Poll::Ready(LegEvent::Broken(Lost::after(cause)));
                         }
+                        kept.extend_from_slice(&bytes);
                     }
                     Some(Err(lost)) => {
                         self.state = State::Over;
@@ -242,8 +245,19 @@ impl Leg {
                     None => {
                         let whole = std::mem::take(kept).freeze();
                         self.finish();
-                        let drained = self.want == Want::Drained;
-                        return Poll::Ready(if drained { LegEvent::Ended } else { LegEvent::Answer(whole) });
+                        return Poll::Ready(LegEvent::Answer(whole));
+                    }
+                },
+                State::Draining(reader, gist) => match ready!(reader.poll(cx)) {
+                    Some(Ok(bytes)) => gist.feed(&bytes),
+                    Some(Err(lost)) => {
+                        self.state = State::Over;
+                        return Poll::Ready(LegEvent::Broken(lost));
+                    }
+                    None => {
+                        let gist = *gist;
+                        self.finish();
+                        return Poll::Ready(LegEvent::Ended(gist));
                     }
                 },
                 State::Refusing { .. } => return self.poll_refusal(cx),
@@ -297,7 +311,8 @@ impl Leg {
                 None
             }
             Want::Drained => {
-                self.state = State::Reading(reader, BytesMut::new());
+                let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+                self.state = State::Draining(reader, Gist::of(kind));
                 Some(LegEvent::Head(head))
             }
             Want::Relayed => {
@@ -382,7 +397,11 @@ impl Leg {
     /// The body has ended: its connection may serve again.
     fn finish(&mut self) {
         let over = std::mem::replace(&mut self.state, State::Over);
-        if let State::Reading(reader, _) | State::Open(reader) | State::Refusing { reader, .. } = over {
+        if let State::Reading(reader, _)
+        | State::Draining(reader, _)
+        | State::Open(reader)
+        | State::Refusing { reader, .. } = over
+        {
             self.pool.give(self.slot, reader.link, self.clock.now());
         }
     }

@@ -21,7 +21,7 @@ const SMG: &str = "A1 A2 A3 A5 A6 A7 A8 A9 A11 A12 A13 A14 A15 A17 A18 A19 A20 A
 /// AIBrix's hand-offs, aborts and watchdog. Not here: J23, many requests that ask a context server at once: none does,
 /// the probe asks.
 const AIBRIX: &str = "J1 J2 J3 J4 J5 J7 J8 J9 J10 J11 J13 J14 J15 J16 J17 J19 J20 J21 J22 J25 \
-                      K1 K4 K7 K8 K9 K10 K12 K13 K14 K15 K16 K18 K20 K22";
+                      K1 K2 K3 K4 K6 K7 K8 K9 K10 K12 K13 K14 K15 K16 K18 K20 K21 K22";
 
 /// All tests and transcripts.
 fn written() -> String {

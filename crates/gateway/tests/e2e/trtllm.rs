@@ -5,7 +5,7 @@ use baton_core::fleet::{Engine, Role};
 use baton_sim::Dialect;
 use serde_json::json;
 
-use crate::support::{Ask, Gate, House, PROMPT, Plan, SOON, Step, sse, until, within};
+use crate::support::{Ask, Gate, House, PROMPT, Plan, Raw, SOON, Step, sse, until, within};
 
 async fn house(args: &str, labels: &'static [(&'static str, &'static str)]) -> House {
     let register = move |spec: &mut baton_gateway::registry::Spec| {
@@ -160,5 +160,45 @@ async fn what_came_before_the_contexts_answer_comes_first() {
     gate.open();
     let reply = reply.await.unwrap();
     assert_eq!((reply.status, reply.broken, reply.text() == pieces.concat()), (200, false, true));
+    house.close().await;
+}
+
+const INFO: &[(&str, &str)] = &[("ctx_info_endpoint", "tcp://127.0.0.1:5555"), ("ctx_dp_rank", "0")];
+
+#[tokio::test]
+async fn aibrix_k21_no_failure_of_a_context_leg_is_followed_by_a_question() {
+    let cases: [(&str, Vec<Step>, u16); 5] = [
+        ("http_status", vec![Step::json(500, "", r#"{"error":"no"}"#)], 500),
+        ("transport", vec![Step::Reset], 502),
+        ("transport", vec![Step::say("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"), Step::Fin], 502),
+        ("bad_response", vec![Step::json(200, "", "that is all")], 502),
+        ("timeout", vec![Step::Never], 504),
+    ];
+    for (class, steps, status) in cases {
+        let args = "--trt-schedule-style generation_first --request-timeout-secs 0.5";
+        let mut house = house(args, INFO).await;
+        house.taps[0].script(steps);
+        house.taps[1].script([Step::Never]);
+        let reply = Ask::chat(PROMPT, 8).post(house.address).await;
+        assert_eq!(reply.status, status, "{class}: {}", reply.text());
+        house.quiet().await;
+        assert!(house.taps.iter().all(|tap| tap.aborts().is_empty()), "{class}");
+        assert_eq!(house.page().await.sum("gateway_pd_decode_abort_total", &[]), 0.0, "{class}");
+        until("the other leg is closed", || house.taps[1].last().is_gone()).await;
+        house.close().await;
+    }
+}
+
+#[tokio::test]
+async fn aibrix_k21_a_client_that_leaves_takes_the_context_leg_along() {
+    let mut house = house("--trt-schedule-style generation_first", INFO).await;
+    house.taps.iter().for_each(|tap| tap.script([Step::Never]));
+    let ask = Ask::chat(PROMPT, 8);
+    let raw = Raw::post(house.address, ask.path, &ask.body.to_string()).await;
+    until("both legs are there", || house.taps.iter().all(|tap| tap.count() == 1)).await;
+    drop(raw);
+    until("both legs are closed", || house.taps.iter().all(|tap| tap.last().is_gone())).await;
+    house.quiet().await;
+    assert!(house.taps.iter().all(|tap| tap.aborts().is_empty()));
     house.close().await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_core::fleet::Seat;
-use baton_sim::{Dialect, FleetSpec};
+use baton_sim::{Dialect, Fault, FaultKind, FleetSpec};
 use serde_json::json;
 
 use crate::support::{Ask, House, PROMPT, Plan, Streamed, until};
@@ -69,6 +69,34 @@ async fn of_a_worker_that_is_gone_nothing_is_known() {
     assert_eq!(seat.gauges.kv_usage.get(), None);
     house.engine(0).restart().await.unwrap();
     observed(&seat).await;
+    house.close().await;
+}
+
+fn no_metrics() -> Fault {
+    Fault { times: 0, ..Fault::new(FaultKind::NoMetrics) }
+}
+
+#[tokio::test]
+async fn values_of_a_worker_that_shows_none_any_more_are_forgotten() {
+    let house = one(Dialect::Vllm, &format!("{OFTEN} --worker-metrics-stale-ms 50")).await;
+    let seat = house.seat(0);
+    observed(&seat).await;
+    house.arm(0, no_metrics()).await;
+    until("nothing is known of it", || !seat.gauges.observed()).await;
+    house.engine(0).clear_faults();
+    observed(&seat).await;
+    house.close().await;
+}
+
+#[tokio::test]
+async fn sglang_without_metrics_tells_its_load_all_the_same() {
+    let house = one(Dialect::Sglang, OFTEN).await;
+    house.arm(0, no_metrics()).await;
+    let (seat, stream) = (house.seat(0), endless(&house).await);
+    until("it runs one", || seat.gauges.running.get() == Some(1.0)).await;
+    until("it holds its KV", || seat.gauges.kv_usage.get().is_some_and(|used| used > 0.0)).await;
+    stream.leave();
+    until("it runs none", || seat.gauges.running.get() == Some(0.0)).await;
     house.close().await;
 }
 

@@ -140,7 +140,7 @@ impl Engine {
             let life = seat.pulse.life();
             if rank.life != life {
                 (rank.life, rank.tokens) = (life, Tokens::default());
-                (self.at, self.slow) = (0, None);
+                (self.at, self.failed, self.slow) = (0, 0, None);
                 seat.gauges.forget();
             }
             seat.gauges.drain_rate.set(rank.drain.rate(seat.load.finished(), now));
@@ -224,9 +224,12 @@ impl Engine {
         if let Some(seat) = seats.first() {
             tracing::debug!(url = seat.worker.url, %silence, "the worker did not tell its load");
         }
+        if !stale {
+            return self.rule.interval;
+        }
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failed.min(5)).min(LONGEST_PAUSE);
         self.failed = self.failed.saturating_add(1);
-        if stale { pause } else { pause.min(self.rule.interval) }
+        pause
     }
 
     fn forget(&mut self, seats: &Seats) {

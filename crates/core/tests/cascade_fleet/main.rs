@@ -4,147 +4,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(clippy::type_complexity, reason = "rows of cases")]
 
+mod charges;
+mod desk;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use baton_core::ask::{Api, Ask};
-use baton_core::body::{BodyLimits, Envelope};
 use baton_core::dice::Dice;
 use baton_core::fault::Fault;
-use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
+use baton_core::fleet::{Engine, Fleet, Status, Worker};
 use baton_core::place::cascade::knobs::{DecodeScore, Knobs, PrefillScore};
 use baton_core::place::cascade::resolve::{Routing, resolve};
-use baton_core::place::receipt::Receipt;
-use baton_core::place::{Cascade, Look, Miss, Placement, Strategy, Taken, Tuning};
-use baton_core::time::Instant;
-use baton_core::wishes::{Wish, Wishes};
+use baton_core::place::{Cascade, Look, Miss, Placement, Strategy, Tuning};
+use baton_core::wishes::Wish;
 
-const NOW: Instant = Instant::from_micros(1_000_000_000);
-const INDEX: &str = "stormservice.orchestration.aibrix.ai/pod-group-index";
-const CONFIG: &str = "model.aibrix.ai/config";
-
-/// A pod by its id, whose first letter says what it does: p, d, or c for both phases.
-fn pod(id: &str, labels: &[(&str, &str)], config: Option<&str>) -> Worker {
-    let role = match id.as_bytes()[0] {
-        b'p' => Role::Prefill,
-        b'd' => Role::Decode,
-        _ => Role::Whole,
-    };
-    let mut w = Worker::new(id, format!("http://{id}:8000"), role);
-    w.engine = Engine::Vllm;
-    w.labels.insert("model.aibrix.ai/name".into(), "m".into());
-    w.labels.extend(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-    w.annotations.extend(config.map(|text| (CONFIG.to_owned(), text.to_owned())));
-    w
-}
-
-fn of(id: &str, roleset: &str) -> Worker {
-    pod(id, &[("roleset-name", roleset)], None)
-}
-
-/// One that takes prompts of these lengths.
-fn ranged(id: &str, roleset: &str, min: u64, max: u64) -> Worker {
-    pod(id, &[("roleset-name", roleset)], Some(&bounds(min, max, false)))
-}
-
-fn combined(id: &str, min: u64, max: u64) -> Worker {
-    pod(id, &[], Some(&bounds(min, max, true)))
-}
-
-fn bounds(min: u64, max: u64, combined: bool) -> String {
-    format!(
-        r#"{{"profiles":{{"default":{{"routingStrategy":"pd","routingConfig":{{
-        "promptLenBucketMinLength":{min},"promptLenBucketMaxLength":{max},"combined":{combined}}}}}}}}}"#
-    )
-}
-
-fn fleet(workers: impl IntoIterator<Item = Worker>) -> Fleet {
-    let seats = (0u32..).zip(workers).map(|(slot, worker)| {
-        let seat = Seat::new(slot, worker);
-        seat.pulse.set_status(Status::Ready);
-        FleetChange::Join(seat)
-    });
-    Fleet::new(PairingMode::Lenient).with(seats)
-}
-
-fn seat<'a>(fleet: &'a Fleet, id: &str) -> &'a Arc<Seat> {
-    fleet.seats().find(|s| s.worker.id == id).unwrap()
-}
-
-/// A request with a prompt of so many bytes, of which it is said that it has so many tokens.
-fn ask(bytes: usize, tokens: Option<u64>) -> Ask {
-    told(&"x".repeat(bytes), tokens)
-}
-
-fn told(prompt: &str, tokens: Option<u64>) -> Ask {
-    let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-    let body = Envelope::parse(body.into(), &BodyLimits::default()).unwrap();
-    let mut ask = Ask::read(Api::Completions, &body).unwrap();
-    ask.prompt_tokens = tokens;
-    ask
-}
-
-fn wishing(mut ask: Ask, wishes: &[(Wish, &str)]) -> Ask {
-    let mut all = Wishes::default();
-    wishes.iter().for_each(|(wish, text)| all.hear(*wish, text.as_bytes()));
-    ask.wishes = Some(Box::new(all));
-    ask
-}
-
-/// The strategy with its settings.
-struct Desk {
-    strategy: Strategy,
-    knobs: Arc<Knobs>,
-    dice: Dice,
-    now: Instant,
-}
-
-impl Desk {
-    fn new(knobs: Knobs) -> Desk {
-        let knobs = Arc::new(knobs);
-        let strategy = Strategy::Cascade(Cascade::new(&knobs, &Tuning::default()));
-        Desk { strategy, knobs, dice: Dice::new(7), now: NOW }
-    }
-
-    fn cascade(&self) -> &Cascade {
-        match &self.strategy {
-            Strategy::Cascade(cascade) => cascade,
-            Strategy::Legwise(_) | Strategy::Whole(_) => panic!("not the cascade"),
-        }
-    }
-
-    fn place(&mut self, fleet: &Fleet, ask: &Ask) -> Result<(Placement, Receipt), Miss> {
-        self.after(fleet, ask, &[])
-    }
-
-    fn after(&mut self, fleet: &Fleet, ask: &Ask, tried: &[u32]) -> Result<(Placement, Receipt), Miss> {
-        let routing = resolve(fleet, ask, &self.knobs).map_err(Miss::Nobody)?;
-        let look = Look { routing: Some(&routing), ..Look::new(fleet, ask, self.now) }.after(tried);
-        let look = Look { receipt: Receipt::on().into(), ..look };
-        let placement = self.strategy.place(&look, &mut self.dice)?;
-        Ok((placement, look.into_receipt()))
-    }
-
-    /// The ids of the chosen, `p+d` or alone, or what is said instead.
-    fn chosen(&mut self, fleet: &Fleet, ask: &Ask) -> String {
-        match self.place(fleet, ask) {
-            Ok((placement, _)) => ids(&placement),
-            Err(Miss::Nobody(fault) | Miss::Full(fault)) => fault.answer().message,
-        }
-    }
-}
-
-fn ids(placement: &Placement) -> String {
-    let id = |t: &Taken| t.seat.worker.id.clone();
-    match placement {
-        Placement::Whole { worker } | Placement::Prefill { worker } => id(worker),
-        Placement::Pair { prefill, decode } => format!("{}+{}", id(prefill), id(decode)),
-    }
-}
-
-fn at_rest(fleet: &Fleet) {
-    assert!(fleet.seats().all(|s| s.load.in_flight() == 0), "a place was not given back");
-}
+use desk::*;
 
 const NOT_READY: &str = "error on selecting target pod: prefill pods are not ready: prefill=0, decode=0";
 
@@ -220,10 +94,6 @@ fn a_engines_do_not_mix_and_names_are_not_ids() {
     let knobs = Knobs { prefill_score: PrefillScore::LeastRequest, ..Knobs::default() };
     assert_eq!(Desk::new(knobs).chosen(&twins, &ask(40, None)), "p-b+d", "A15");
     drop(busy);
-}
-
-fn bucketing() -> Knobs {
-    Knobs { bucketing: true, ..Knobs::default() }
 }
 
 #[test]
@@ -343,7 +213,7 @@ fn g15_a_burst_spreads_exactly() {
         }
     });
     let loads = ["p1", "p2", "p3", "p4"].map(|id| seat(&fleet, id).load.in_flight());
-    assert_eq!(loads, [64; 4]);
+    assert_eq!(loads, [64; 4], "G15");
     drop(held);
     at_rest(&fleet);
 }
@@ -376,37 +246,22 @@ fn retries_avoid_who_was_tried_and_windows_are_heeded() {
 }
 
 #[test]
-fn h_charges_are_held_by_the_legs() {
-    let fleet = fleet(["p1", "d1", "d2"].map(|id| of(id, "rs")));
-    let knobs = Knobs {
-        prefill_score: PrefillScore::TokenLoad,
-        decode_score: DecodeScore::TokenLoad,
-        ..Knobs::default()
-    };
-    let mut desk = Desk::new(knobs);
-    let charged = |desk: &Desk, id: &str| desk.cascade().books().open().ledger.tokens(seat(&fleet, id).slot);
-    let long = desk.place(&fleet, &ask(40_000, None)).unwrap().0;
-    let Placement::Pair { prefill, decode } = long else { panic!("no pair") };
-    let tokens = (ask(40_000, None).size / 4) as u64;
-    let on = charged(&desk, "p1");
-    assert_eq!((on.active, on.kv), (3500 + tokens, 3500 + tokens));
-    let home = decode.seat.worker.id.clone();
-    assert_eq!(charged(&desk, &home).decode, tokens);
-    drop(prefill);
-    let on = charged(&desk, "p1");
-    assert_eq!((on.active, on.kv), (0, 3500 + tokens), "the prefill is done");
-    let shorts = [(); 2].map(|()| desk.place(&fleet, &ask(400, None)).unwrap().0);
-    for short in &shorts {
-        let Placement::Pair { decode, .. } = short else { panic!("no pair") };
-        assert_ne!(decode.seat.worker.id, home, "H22");
-    }
-    drop(decode);
-    assert_eq!(charged(&desk, &home).decode, 0, "H23");
-    drop(shorts);
-    for id in ["p1", "d1", "d2"] {
-        let left = charged(&desk, id);
-        assert_eq!((left.active, left.kv, left.decode), (0, 0, 0), "H24 {id}");
-    }
+fn c10_d20_fast_paths_keep_to_one_roleset() {
+    let two = || fleet([of("p1", "a"), of("d1", "a"), of("p2", "b"), of("d2", "b"), of("d3", "b")]);
+    let busy =
+        |fleet: &Fleet, id: &str, n: u32| (0..n).map(|_| seat(fleet, id).load.take()).collect::<Vec<_>>();
+    let knobs = || Knobs { prefill_score: PrefillScore::LeastRequest, ..Knobs::default() };
+    let fleet = two();
+    fleet.seats().for_each(|s| s.pulse.answers());
+    let held = [busy(&fleet, "p2", 20), busy(&fleet, "d1", 3)];
+    assert_eq!(Desk::new(knobs()).chosen(&fleet, &ask(40, None)), "p1+d1", "C10");
+    drop(held);
+    let held = [busy(&fleet, "d1", 2), busy(&fleet, "d2", 40), busy(&fleet, "d3", 35), busy(&fleet, "p1", 9)];
+    assert_eq!(Desk::new(knobs()).chosen(&fleet, &ask(40, None)), "p1+d1", "D20: the decode's roleset");
+    let charged = Knobs { decode_score: DecodeScore::TokenLoad, ..knobs() };
+    let (_, receipt) = Desk::new(charged).place(&fleet, &ask(40, None)).unwrap();
+    assert_eq!(receipt.decode.scores.len(), 3, "D19: all are scored");
+    drop(held);
     at_rest(&fleet);
 }
 

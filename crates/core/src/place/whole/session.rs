@@ -15,24 +15,36 @@ use crate::fleet::{Seat, Worker};
 /// Where the session of the request is at home among these. `None`: it has none.
 pub(super) fn home<'a>(ask: &Ask, seats: &[&'a Arc<Seat>]) -> Option<&'a Arc<Seat>> {
     let wishes = ask.wishes.as_deref()?;
-    let told = wishes.session_id.as_deref().map(|id| id.trim_end_matches('='));
-    let named = |seat: &&&Arc<Seat>| told.is_some_and(|told| id(&seat.worker).trim_end_matches('=') == told);
+    let told = wishes.session_id.as_deref().and_then(unbase64);
+    let named = |seat: &&&Arc<Seat>| {
+        told.as_ref().is_some_and(|told| {
+            let (authority, port) = address(&seat.worker);
+            let rest = told.strip_prefix(authority.as_bytes());
+            rest.is_some_and(|rest| rest == port.as_bytes())
+        })
+    };
     let key = || wishes.session_key.as_deref().map(|key| xxh3_64(key.as_bytes()));
     seats.iter().find(named).copied().or_else(|| owner(key()?, seats.iter().copied()))
 }
 
 /// What a client is told of the worker that served it: `host:port` in base64.
 pub fn id(worker: &Worker) -> String {
+    let (authority, port) = address(worker);
+    base64(format!("{authority}{port}").as_bytes())
+}
+
+/// Where the worker is reached, and what of its port the URL leaves out.
+fn address(worker: &Worker) -> (&str, &'static str) {
     let url = worker.base_url();
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     let authority = rest.split('/').next().unwrap_or_default();
-    let port = authority.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
-    let given = match (port, scheme) {
+    let given = authority.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
+    let port = match (given, scheme) {
         (true, _) => "",
         (false, "https") => ":443",
         (false, _) => ":80",
     };
-    base64(format!("{authority}{given}").as_bytes())
+    (authority, port)
 }
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -50,6 +62,23 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
+/// What a text in base64 stands for, with or without its padding.
+fn unbase64(text: &str) -> Option<Vec<u8>> {
+    let text = text.trim_end_matches('=').as_bytes();
+    let mut bytes = Vec::with_capacity(text.len() * 3 / 4 + 1);
+    for four in text.chunks(4) {
+        let mut bits = 0u32;
+        for letter in four {
+            bits = bits << 6 | LETTERS.iter().position(|l| l == letter)? as u32;
+        }
+        // Six bits are no byte.
+        let whole = (four.len() * 6 / 8).checked_sub(1)? + 1;
+        let bits = bits << (6 * (4 - four.len()));
+        bytes.extend(bits.to_be_bytes().get(1..=whole)?);
+    }
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,5 +93,10 @@ mod tests {
         assert_eq!(id("http://[::1]"), base64(b"[::1]:80"));
         assert_eq!(base64(b"abc"), "YWJj");
         assert_eq!(base64(b""), "");
+        for text in ["", "a", "ab", "abc", "10.0.0.1:8000", "[::1]:80"] {
+            assert_eq!(unbase64(&base64(text.as_bytes())).unwrap(), text.as_bytes());
+            assert_eq!(unbase64(base64(text.as_bytes()).trim_end_matches('=')).unwrap(), text.as_bytes());
+        }
+        assert_eq!([unbase64("a"), unbase64("a-b="), unbase64("ä")], [None, None, None]);
     }
 }

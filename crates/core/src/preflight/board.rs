@@ -172,7 +172,7 @@ impl Board {
         for (slot, entry) in &mut self.entries {
             let (Some(need), Some(seat)) = (&mut entry.need, fleet.seat(*slot)) else { continue };
             let mut with = ready.pairs(seat);
-            if !with.any(|(p, d)| could_try(p, d, rules).is_some()) {
+            if !with.any(|(p, d)| may_try(p, d, rules)) {
                 (need.since, entry.standing.why) = (None, Some("no ready partner to try it with".to_owned()));
                 continue;
             }
@@ -206,19 +206,25 @@ impl Board {
         }
     }
 
-    /// The pair to try this worker in: with somebody who needs it too, whom it has not just failed with, of a kind
-    /// that was not tried, and that has little to do. `None`: whoever there is takes part in another trial.
+    /// The pair to try this worker in: with somebody who needs it too, whom it has not just failed with, and who has
+    /// little to do. `None`: whoever there is takes part in another trial.
     fn choose<'a>(&self, seat: &'a Arc<Seat>, ready: &Ready<'a>) -> Option<Trial> {
         let avoid = self.need(seat.slot).and_then(|need| need.avoid);
-        let free =
-            |(p, d): &(&Arc<Seat>, &Arc<Seat>)| !self.is_busy(d) && could_try(p, d, &self.rules).is_some();
-        let (prefill, decode) = ready.pairs(seat).filter(free).min_by_key(|(p, d)| {
-            let other = if p.slot == seat.slot { d } else { p };
-            let needs = self.need(other.slot).is_some() && !self.is_tried(other.slot);
-            let new = !self.knows_kind(p, d);
-            (avoid == Some(other.slot), !needs, !new, other.load.in_flight(), other.slot)
-        })?;
-        self.trial(prefill, decode)
+        let free = |(p, d): &(&Arc<Seat>, &Arc<Seat>)| !self.is_busy(d) && may_try(p, d, &self.rules);
+        let mut best: Option<((bool, bool, u32), &Arc<Seat>, &Arc<Seat>)> = None;
+        for (prefill, decode) in ready.pairs(seat).filter(free) {
+            let other = if prefill.slot == seat.slot { decode } else { prefill };
+            let settled = self.need(other.slot).is_none() || self.is_tried(other.slot);
+            let rank = (avoid == Some(other.slot), settled, other.load.in_flight());
+            if best.as_ref().is_none_or(|(least, ..)| rank < *least) {
+                best = Some((rank, prefill, decode));
+            }
+            // There is none better, and a large fleet is not looked through.
+            if rank == (false, false, 0) {
+                break;
+            }
+        }
+        best.and_then(|(_, prefill, decode)| self.trial(prefill, decode))
     }
 
     /// Descriptions that pair and were never tried together.
@@ -349,7 +355,12 @@ fn pause(failed: u32) -> Duration {
 /// What this pair could be asked for, and how it would show that KV moved.
 fn could_try(prefill: &Seat, decode: &Seat, rules: &Rules) -> Option<(Option<String>, Proof)> {
     let proof = proof(&prefill.worker, &decode.worker, rules)?;
-    Some((shared_model(prefill, decode)?, proof))
+    Some((shared_model(prefill, decode)?.map(str::to_owned), proof))
+}
+
+/// Is there a trial for this pair?
+fn may_try(prefill: &Seat, decode: &Seat, rules: &Rules) -> bool {
+    proof(&prefill.worker, &decode.worker, rules).is_some() && shared_model(prefill, decode).is_some()
 }
 
 /// The ready legs of a fleet.

@@ -18,8 +18,8 @@ pub use request::request;
 
 use crate::time::Duration;
 
-/// Most trials at once.
-pub const TRIALS_MAX: usize = 8;
+/// Most trials at once: a gateway that begins in front of a thousand pairs knows them within some seconds.
+pub const TRIALS_MAX: usize = 32;
 
 /// Longest time that a worker's trials go on failing before it is left at that, if it is not held for longer.
 pub const GIVE_UP: Duration = Duration::from_secs(30);

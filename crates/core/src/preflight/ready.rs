@@ -55,10 +55,10 @@ pub(super) fn is_ready(seat: &Seat) -> bool {
 }
 
 /// A name of a model that both serve; `Some(None)` if neither says which it serves.
-pub(super) fn shared_model(prefill: &Seat, decode: &Seat) -> Option<Option<String>> {
+pub(super) fn shared_model<'a>(prefill: &'a Seat, decode: &'a Seat) -> Option<Option<&'a str>> {
     let (p, d) = (&prefill.worker, &decode.worker);
     if p.models.is_empty() {
-        return Some(d.models.first().cloned());
+        return Some(d.models.first().map(String::as_str));
     }
-    p.models.iter().find(|model| d.serves(Some(model))).map(|model| Some(model.clone()))
+    p.models.iter().find(|model| d.serves(Some(model))).map(|model| Some(model.as_str()))
 }

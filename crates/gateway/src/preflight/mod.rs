@@ -70,6 +70,10 @@ pub async fn run(gateway: Arc<Gateway>, desk: Arc<Desk>, dice: Dice) {
                 if let Ok((trial, outcome)) = ended {
                     work.ended(&trial, &outcome);
                 }
+                // Whatever else has ended meanwhile needs no look of its own.
+                while let Some(Ok((trial, outcome))) = work.trials.try_join_next() {
+                    work.ended(&trial, &outcome);
+                }
             }
             () = due => {}
         }

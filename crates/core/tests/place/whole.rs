@@ -125,6 +125,24 @@ fn a_burst_on_idle_workers_spreads_evenly() {
     assert_eq!(burst(&whole(4), "session-affinity"), [64; 4], "no sessions");
 }
 
+/// Baton's own policies would send everything to the other one.
+#[test]
+fn strategies_that_count_requests_heed_nothing_else() {
+    let fleet = whole(2);
+    fleet.want_gauges();
+    let swamped =
+        Reading { waiting: Some(500.0), running: Some(50.0), kv_usage: Some(0.99), ..Reading::default() };
+    fleet.whole()[0].gauges.show(&swamped);
+    fleet.whole()[1].gauges.show(&Reading { waiting: Some(0.0), running: Some(0.0), ..swamped });
+    let _held = fleet.whole()[1].load.take();
+    for seed in 0..20 {
+        assert_eq!(one(&fleet, "least-request", seed), "w0");
+        assert_eq!(one(&fleet, "power-of-two", seed), "w0");
+    }
+    let any: std::collections::BTreeSet<String> = (0..40).map(|seed| one(&fleet, "random", seed)).collect();
+    assert_eq!(any.len(), 2);
+}
+
 #[test]
 fn least_kv_cache_takes_the_one_with_the_most_memory_left() {
     let fleet = whole(3);

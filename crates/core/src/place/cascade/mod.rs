@@ -103,7 +103,6 @@ impl Cascade {
     /// A pair, or a combined worker where step 0 or an overflow says so.
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         look.known_model()?;
-        look.fleet.want_gauges();
         if look.ask.api == Api::CountTokens {
             return prefill_alone(look, dice);
         }

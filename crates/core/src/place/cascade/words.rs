@@ -100,6 +100,11 @@ impl Ways {
         self.iter().any(|(other, _)| other == way)
     }
 
+    /// Is it this way, and no other beside it?
+    pub fn is_only(&self, way: Way) -> bool {
+        matches!(self.0.as_slice(), [(only, _)] if *only == way)
+    }
+
     /// The way's name if it is one alone, else `list`: a name from a closed set.
     pub fn label(&self) -> &'static str {
         match self.0.as_slice() {

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use super::super::cascade::words::Way;
-use super::score::{Values, Worth};
+use super::score::Worth;
 use crate::dice::Dice;
 
 /// Shares that differ by less are equal: the same numbers added up in the same order may still be off by a rounding.
@@ -20,7 +20,7 @@ pub struct Blended {
     sums: SmallVec<[f64; 16]>,
     weights: f64,
     /// What each strategy said, for the receipt.
-    told: SmallVec<[(Way, Values); 2]>,
+    told: SmallVec<[(Way, Worth); 2]>,
     over: SmallVec<[bool; 16]>,
 }
 
@@ -52,7 +52,7 @@ impl Blended {
             }
         }
         self.weights += f64::from(weight);
-        self.told.push((way, worth.values));
+        self.told.push((way, worth));
     }
 
     /// Those with such a load are taken only if there is nobody else.
@@ -77,14 +77,19 @@ impl Blended {
         self.over[at]
     }
 
-    /// From 0 for the best of all strategies to 1 for the worst.
+    /// What a worker costs: of one strategy that wants little of something, how much of it; otherwise from 0 for the best
+    /// to 1 for the worst.
     pub fn cost(&self, at: usize) -> f64 {
-        if self.weights > 0.0 { 1.0 - self.sums[at] / self.weights } else { 1.0 }
+        let told = match self.told.as_slice() {
+            [(_, worth)] if worth.lowest => worth.values[at].filter(|value| value.is_finite()),
+            _ => None,
+        };
+        told.unwrap_or(if self.weights > 0.0 { 1.0 - self.sums[at] / self.weights } else { 1.0 })
     }
 
     /// What each strategy said of this worker.
     pub fn terms(&self, at: usize) -> Vec<(&'static str, f64)> {
-        self.told.iter().filter_map(|(way, values)| Some((way.as_str(), values[at]?))).collect()
+        self.told.iter().filter_map(|(way, worth)| Some((way.as_str(), worth.values[at]?))).collect()
     }
 }
 

@@ -1,8 +1,9 @@
 //! AIBrix's strategies outside `pd`: one worker that runs both phases serves the whole request.
 //!
-//! `random`, `least-request` and `power-of-two` are the rules of Baton's own policies under AIBrix's names. The others
-//! score each worker ([`score`]): by what it says of its memory or its requests, by the prompt's beginning that it has
-//! been sent, by the session that it serves. A list of strategies with weights adds up what each makes of a worker,
+//! `random` takes any. The others score each worker ([`score`]): by its requests in flight, by what it says of its memory
+//! or its requests, by the prompt's beginning that it has been sent, by the session that it serves. `least-request` and
+//! `power-of-two` count requests and nothing else, unlike Baton's own policies, which heed what workers say once they
+//! are asked. A list of strategies with weights adds up what each makes of a worker,
 //! brought to a common scale ([`blend`]).
 //!
 //! What workers say is as old as the last look at them, and a burst comes in between two looks. So what was placed
@@ -23,7 +24,7 @@ use super::cascade::resolve::Routing;
 use super::cascade::words::{Way, Ways};
 use super::policy::holder;
 use super::receipt::{Receipt, Score};
-use super::{Look, Miss, Placement, Policy, PolicyName, Seats, Taken, Tuning, affinity};
+use super::{Look, Miss, Placement, Seats, Taken, Tuning, affinity};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Fleet, Seat};
@@ -43,9 +44,6 @@ pub struct Whole {
     tuning: Tuning,
     /// Of a request that comes without a routing of its own.
     plain: Routing,
-    random: Policy,
-    least: Policy,
-    two: Policy,
 }
 
 /// A prompt, and who holds how many of its blocks, by slot.
@@ -64,15 +62,7 @@ struct Sight<'a> {
 impl Whole {
     /// The index is shared with other strategies of AIBrix's: what one of them sent somewhere, all know.
     pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning, index: Arc<PrefixIndex>) -> Whole {
-        let policy = |name| Policy::tuned(name, Tuning { sticky: false, ..tuning.clone() });
-        Whole {
-            index,
-            tuning: tuning.clone(),
-            plain: Routing::plain(knobs),
-            random: policy(PolicyName::Random),
-            least: policy(PolicyName::LeastLoad),
-            two: policy(PolicyName::PowerOfTwo),
-        }
+        Whole { index, tuning: tuning.clone(), plain: Routing::plain(knobs) }
     }
 
     /// # Errors
@@ -114,28 +104,15 @@ impl Whole {
         let ways = routing.ways.as_ref();
         let sight = self.see(look, routing, &seats);
         loop {
-            let taken = match self.policy(ways) {
-                Some(policy) => {
-                    note_loads(receipt, &seats, policy.name() == PolicyName::LeastLoad);
-                    policy.take(&mut seats, rooms, look, dice)
-                }
-                None => self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt)),
+            let chance = ways.is_none_or(|ways| ways.is_only(Way::Random));
+            let taken = match chance {
+                true => by_chance(&mut seats, rooms, (&mut *dice, &mut *receipt)),
+                false => self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt)),
             }?;
             if taken.seat.pulse.enter(look.now) {
                 return Some(self.marked(taken, &sight));
             }
             seats.retain(|s| s.slot != taken.seat.slot);
-        }
-    }
-
-    /// Baton's own policy of the same rule, if there is one and it stands alone.
-    fn policy(&self, ways: Option<&Ways>) -> Option<&Policy> {
-        let mut all = ways.into_iter().flat_map(Ways::iter);
-        match (all.next().map(|(way, _)| way), all.next()) {
-            (None | Some(Way::Random | Way::Pd), None) => Some(&self.random),
-            (Some(Way::LeastRequest), None) => Some(&self.least),
-            (Some(Way::PowerOfTwo), None) => Some(&self.two),
-            _ => None,
         }
     }
 
@@ -216,22 +193,19 @@ impl Whole {
     }
 }
 
-/// Writes down what a policy of Baton's own chooses by: requests in flight, or chance.
-fn note_loads(receipt: &mut Receipt, seats: &[&Arc<Seat>], least: bool) {
-    if !receipt.is_on() {
-        return;
+/// Any of these that has room.
+fn by_chance(seats: &mut Seats<'_>, rooms: u32, (dice, receipt): (&mut Dice, &mut Receipt)) -> Option<Taken> {
+    if receipt.is_on() {
+        receipt.decode.tied = seats.iter().map(|seat| seat.worker.id.clone()).collect();
     }
-    let load = |seat: &&&Arc<Seat>| f64::from(seat.load.in_flight());
-    let fewest = seats.iter().map(|seat| load(&seat)).fold(f64::INFINITY, f64::min);
-    let tied = seats.iter().filter(|seat| !least || load(seat) <= fewest);
-    receipt.decode.tied = tied.map(|seat| seat.worker.id.clone()).collect();
-    let score = |seat: &&Arc<Seat>| Score {
-        worker: seat.worker.id.clone(),
-        score: load(&seat),
-        terms: vec![("requests", load(&seat))],
-        skipped: None,
-    };
-    receipt.decode.scores = seats.iter().map(score).collect();
+    while !seats.is_empty() {
+        let seat = seats[dice.below(seats.len())];
+        if let Some(lease) = seat.load.take_within(seat.window, rooms) {
+            return Some(Taken::new(seat, lease));
+        }
+        seats.retain(|s| s.slot != seat.slot);
+    }
+    None
 }
 
 /// Writes down what the choice was made on.

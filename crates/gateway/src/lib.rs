@@ -21,6 +21,7 @@ pub mod relay;
 pub mod rooms;
 pub mod serve;
 pub mod telemetry;
+pub mod tokenizers;
 pub mod upstream;
 mod yaml;
 

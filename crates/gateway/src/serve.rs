@@ -33,6 +33,7 @@ use crate::probe::{self, GaugeRule};
 use crate::registry::{self, Registry};
 use crate::telemetry::log::Drops;
 use crate::telemetry::{self, Charged, Indexes, Live, Policies, Setup, Telemetry};
+use crate::tokenizers;
 
 /// Why the gateway could not start; says which setting to change.
 #[derive(Debug)]
@@ -91,6 +92,8 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
         (Some(cert), Some(key)) => Some(edge::tls::acceptor(cert, key).map_err(StartError)?),
         _ => None,
     };
+    let measure = tokenizers::measure(&config.affinity.tokenizers, config.aibrix.bucketing);
+    let measure = measure.map_err(StartError)?;
     let listener = listen(config.server_address(), "--port").await?;
     let metrics = listen(config.metrics_address(), "--prometheus-port").await?;
     let health = match config.health_address() {
@@ -103,7 +106,9 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let house = Arc::new(OnceLock::new());
     let setup = setup(&config, &registry, &entrance, &house, log_drops);
     let telemetry = Arc::new(Telemetry::new(setup).map_err(|e| StartError(e.to_string()))?);
-    let gateway = Arc::new(Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock));
+    let mut gateway = Gateway::new(&config, registry.clone(), telemetry.clone(), entrance, clock);
+    gateway.measure = Arc::new(measure);
+    let gateway = Arc::new(gateway);
     let preflight = attend(&config, &gateway, seed);
     registry.start();
     let hearing = hear(&config, &gateway);

@@ -12,7 +12,7 @@ use http::HeaderName;
 use serde_json::{Value, json};
 
 use super::setting::Shape;
-use super::value::{Concurrency, CorsOrigins, Leg, Secret, WorkerUrl};
+use super::value::{Concurrency, CorsOrigins, Leg, Secret, TokenizerPath, WorkerUrl};
 
 /// Reads and shows values of one type, under one rule.
 #[derive(Clone, Copy)]
@@ -293,6 +293,12 @@ pub const HEADERS: Kind<Vec<HeaderName>> = list(
     "HEADER",
     |items| each(items, |item| item.parse().map_err(|_| format!("{item:?} is not a header name"))),
     |v| json!(v.iter().map(HeaderName::as_str).collect::<Vec<_>>()),
+);
+
+pub const TOKENIZERS: Kind<Vec<TokenizerPath>> = list(
+    "[MODEL=]PATH",
+    |items| each(items, TokenizerPath::new),
+    |v| json!(v.iter().map(ToString::to_string).collect::<Vec<_>>()),
 );
 
 pub const URLS: Kind<Vec<WorkerUrl>> = list(

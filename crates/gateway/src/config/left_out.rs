@@ -142,7 +142,6 @@ pub(super) const LEFT_OUT: &[LeftOut] = &[
         flags: &[
             "model-path",
             "model",
-            "tokenizer-path",
             "chat-template",
             "disable-tokenizer-autoload",
             "tokenizer-cache-enable-l0",

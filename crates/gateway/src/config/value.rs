@@ -36,6 +36,37 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Where a tokenizer is, and of which model it is. `None`: of every model that has none of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenizerPath {
+    pub model: Option<String>,
+    pub path: String,
+}
+
+impl TokenizerPath {
+    /// # Errors
+    /// The model or the path is empty.
+    pub fn new(text: &str) -> Result<TokenizerPath, String> {
+        let (model, path) = match text.split_once('=') {
+            Some((model, path)) => (Some(model.trim().to_owned()), path.trim()),
+            None => (None, text),
+        };
+        if path.is_empty() || model.as_deref() == Some("") {
+            return Err(format!("{text:?} must be a path, or a model and a path as MODEL=PATH"));
+        }
+        Ok(TokenizerPath { model, path: path.to_owned() })
+    }
+}
+
+impl fmt::Display for TokenizerPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.model {
+            Some(model) => write!(f, "{model}={}", self.path),
+            None => f.write_str(&self.path),
+        }
+    }
+}
+
 /// The base URL of a worker: `http://` or `https://`, with a host, without a trailing slash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WorkerUrl(String);

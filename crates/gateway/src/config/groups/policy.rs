@@ -8,7 +8,9 @@ use http::HeaderName;
 use super::{at_least_one, at_least_one32};
 use crate::config::kind::*;
 use crate::config::setting::{NOTE, group};
-use crate::config::value::{AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName, WorkerMetrics};
+use crate::config::value::{
+    AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName, TokenizerPath, WorkerMetrics,
+};
 
 const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
 const RULES: &str = "further rules of choice of cache_aware";
@@ -98,6 +100,8 @@ group! {
         kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.later(KINDS);
         /// Most entries kept for each model; unset or 0: no bound.
         kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.later(KINDS);
+        /// Tokenizers, for the size of prompts and what engines make of them: a tokenizer.json or a model's directory, `MODEL=PATH` for one model, or `cl100k_base`.
+        tokenizers: Vec<TokenizerPath> = Vec::new(), TOKENIZERS, "tokenizer-path";
         /// cache_aware: port at which every worker publishes KV events; unset: at its label kv_events_endpoint, or as it says itself.
         kv_events_port: Option<u16> = None, MAYBE_PORT, "kv-events-port";
         /// cache_aware: port at which every worker sends missed KV events again, beside --kv-events-port.

@@ -374,6 +374,23 @@ async fn switched_off_nothing_is_tried_and_nobody_is_held() {
 }
 
 #[tokio::test]
+async fn workers_that_nobody_asks_for_their_health_are_tried_and_not_held() {
+    for kind in [Kind::Vllm, Kind::Sglang] {
+        let mut house = plan(kind, 1, 1).args("--disable-health-check").tapped().empty().open().await;
+        let gate = Gate::default();
+        house.taps[DECODE].always([Step::Wait(gate.clone()), Step::Pass]);
+        (0..2).for_each(|at| house.join(at));
+        assert!(house.gateway().registry.load_full().ready());
+        until("it is being tried", || house.taps[DECODE].count() >= 1).await;
+        assert!(house.gateway().registry.load_full().ready());
+        house.taps[DECODE].clear();
+        gate.open();
+        becomes(&house, DECODE, "proved").await;
+        house.close().await;
+    }
+}
+
+#[tokio::test]
 async fn a_hold_of_zero_holds_nobody() {
     let mut house = plan(Kind::Vllm, 1, 1).args("--pd-preflight-hold-secs 0").tapped().empty().open().await;
     let gate = Gate::default();

@@ -144,6 +144,31 @@ impl Prompt {
         self.api == Api::Messages
     }
 
+    /// The length of what its messages say, in bytes: their contents with a blank between two, and nothing of who says
+    /// it (AIBrix's message text). Of other APIs, the prompt's.
+    pub fn said_bytes(&self) -> u64 {
+        let content = |value: &[u8]| match scalar::kind(value) {
+            scalar::Kind::String => {
+                let mut bytes = 0;
+                scalar::text(value, &mut |piece| {
+                    bytes += piece.len() as u64;
+                    true
+                });
+                bytes
+            }
+            scalar::Kind::Null => 0,
+            _ => value.len() as u64,
+        };
+        let Some(list) = self.body.get("messages") else {
+            let own = members(self.api).iter().filter_map(|name| self.body.get(name));
+            return own.map(content).sum();
+        };
+        let mut messages = 0;
+        let said = scalar::elements(list).filter_map(|message| scalar::member(message, "content"));
+        let bytes: u64 = said.inspect(|_| messages += 1).map(content).sum();
+        bytes + u64::saturating_sub(messages, 1)
+    }
+
     /// The raw value of the one prompt that no template is put around.
     pub(crate) fn bare(&self) -> Option<&[u8]> {
         match self.api {

@@ -13,6 +13,7 @@ use crate::fault::{Fault, LegName};
 use crate::fleet::{Engine, Worker};
 use crate::place::cascade::resolve::Routing;
 use crate::place::cascade::words::Ways;
+use crate::place::receipt::Receipt;
 use crate::sse::Usage;
 use crate::time::{Duration, Instant};
 use crate::watchdog::Silence;
@@ -151,6 +152,8 @@ pub struct Record {
     pub request_bytes: u64,
     pub answer_bytes: u64,
     pub usage: Option<Usage>,
+    /// Of each placement, where somebody will read them.
+    pub receipts: Vec<Receipt>,
 }
 
 impl Record {

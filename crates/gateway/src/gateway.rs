@@ -1,7 +1,7 @@
 //! What every lane shares: the fleet, the rules, the counters. Built once from the config.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use baton_core::admission::AdmissionRule;
@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::entrance::Entrance;
+use crate::lane::Lane;
 use crate::registry::Registry;
 use crate::rooms::Rooms;
 use crate::telemetry::Telemetry;
@@ -77,6 +78,12 @@ pub struct Gateway {
     pub clock: Clock,
     pub description: serde_json::Value,
     pub debug_endpoints: bool,
+    /// Exchanges that each lane keeps.
+    pub debug_requests: usize,
+    /// Clients may ask why their workers were chosen.
+    pub explains: bool,
+    /// All lanes that serve, once they run.
+    pub lanes: OnceLock<Vec<Arc<Lane>>>,
     /// Numbers ids that are told apart by their number.
     pub serial: AtomicU64,
     draining: AtomicBool,
@@ -124,6 +131,9 @@ impl Gateway {
             clock,
             description: config.describe(),
             debug_endpoints: config.server.debug_endpoints,
+            debug_requests: config.server.debug_requests,
+            explains: config.server.explain_header,
+            lanes: OnceLock::new(),
             serial: AtomicU64::new(0),
             draining: AtomicBool::new(false),
         }

@@ -14,11 +14,14 @@ use baton_core::dice::Dice;
 use crate::clock::Clock;
 use crate::edge::client::{Line, Phase};
 use crate::gateway::Timeouts;
+use crate::recent::Recent;
 use crate::upstream::{Pool, PoolRule};
 
 pub struct Lane {
     pub pool: Arc<Pool>,
     pub clock: Clock,
+    /// Its last exchanges.
+    pub recent: Recent,
     dice: Mutex<Dice>,
     lines: Mutex<HashMap<u64, Arc<Line>>>,
     next_line: AtomicU64,
@@ -27,10 +30,12 @@ pub struct Lane {
 }
 
 impl Lane {
-    pub fn new(rule: PoolRule, clock: Clock, seed: u64) -> Lane {
+    /// Remembers so many exchanges.
+    pub fn new(rule: PoolRule, clock: Clock, seed: u64, recent: usize) -> Lane {
         Lane {
             pool: Arc::new(Pool::new(rule)),
             clock,
+            recent: Recent::new(recent),
             dice: Mutex::new(Dice::new(seed)),
             lines: Mutex::default(),
             next_line: AtomicU64::new(0),

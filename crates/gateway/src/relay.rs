@@ -68,6 +68,8 @@ pub struct Relay {
     keepalive: Option<Duration>,
     heard: Instant,
     over: bool,
+    /// Told before anything else.
+    comment: Option<Bytes>,
     /// What ends an answer whose form has no room for an error, once the bytes before it are out.
     break_off: Option<RelayError>,
 }
@@ -88,6 +90,8 @@ pub struct Form {
     pub is_stream: bool,
     pub length: Option<u64>,
     pub keepalive: Option<Duration>,
+    /// What a stream begins with.
+    pub comment: Option<Bytes>,
 }
 
 impl Relay {
@@ -107,6 +111,7 @@ impl Relay {
             keepalive: form.keepalive.filter(|_| form.is_stream),
             heard: clock.now(),
             over: false,
+            comment: form.comment,
             break_off: None,
         };
         if relay.left == Some(0) {
@@ -116,7 +121,7 @@ impl Relay {
     }
 
     pub fn is_over(&self) -> bool {
-        self.over && self.break_off.is_none()
+        self.over && self.break_off.is_none() && self.comment.is_none()
     }
 
     /// Bytes still to come, if the worker said how many.
@@ -125,6 +130,9 @@ impl Relay {
     }
 
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Piece {
+        if let Some(comment) = self.comment.take() {
+            return Poll::Ready(Some(Ok(comment)));
+        }
         if let Some(error) = self.break_off.take() {
             return Poll::Ready(Some(Err(error)));
         }

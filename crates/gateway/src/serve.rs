@@ -117,6 +117,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let lanes = lanes(&gateway, config.server.worker_threads.map_or(cores, usize::from), seed)?;
     let _ = house.set((lanes.iter().map(|l| l.lane.clone()).collect(), Arc::downgrade(&gateway)));
     let janitor = tokio::spawn(janitor(gateway.clone()));
+    let _ = gateway.lanes.set(lanes.iter().map(|l| l.lane.clone()).collect());
     let (stop, stopped) = watch::channel(Stop::No);
     if let Some(listener) = health {
         tokio::spawn(probes(listener, gateway.clone(), stopped.clone()));
@@ -334,7 +335,8 @@ fn lanes(gateway: &Arc<Gateway>, n: usize, seed: u64) -> Result<Vec<LaneHandle>,
     let pool = gateway.rules.pool.share_of(n);
     (0..n)
         .map(|i| {
-            let lane = Arc::new(Lane::new(pool.clone(), gateway.clock, seed.wrapping_add(i as u64 + 1)));
+            let seed = seed.wrapping_add(i as u64 + 1);
+            let lane = Arc::new(Lane::new(pool.clone(), gateway.clock, seed, gateway.debug_requests));
             // Bounded by the acceptor, which counts open connections.
             let (door, arrivals) = mpsc::unbounded_channel();
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -418,7 +420,7 @@ impl Doors {
 
 /// The extra listener for probes: it shares nothing with the serving lanes, so it answers when they are busy.
 async fn probes(listener: TcpListener, gateway: Arc<Gateway>, mut stop: watch::Receiver<Stop>) {
-    let lane = Arc::new(Lane::new(gateway.rules.pool.clone(), gateway.clock, 0));
+    let lane = Arc::new(Lane::new(gateway.rules.pool.clone(), gateway.clock, 0, 0));
     loop {
         tokio::select! {
             _ = stop.wait_for(|s| *s == Stop::Now) => return,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::telling;
 use super::{Indexes, Look, Miss, Placement, Policy, Seats, Taken};
 use crate::ask::Api;
 use crate::dice::Dice;
@@ -53,6 +54,13 @@ impl Legwise {
 
     /// A pair (or a prefill, where that is all it takes) if one can serve, else a whole worker.
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
+        telling::begin(look);
+        let placed = self.choose(look, dice);
+        telling::end(look, placed.as_ref().ok());
+        placed
+    }
+
+    fn choose(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         look.known_model()?;
         let fleet = look.fleet;
         let pair = match self.legs(look, dice) {

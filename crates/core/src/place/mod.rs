@@ -15,6 +15,7 @@ mod policy;
 mod queue;
 pub mod receipt;
 mod sizes;
+mod telling;
 mod tuning;
 mod turns;
 mod wait;
@@ -237,6 +238,7 @@ impl Strategy {
     pub fn replace(&self, look: &Look<'_>, prefill: &str, dice: &mut Dice) -> Option<Taken> {
         match self {
             Strategy::Legwise(legwise) => {
+                telling::begin(look);
                 let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
                 legwise.partner(&own.partners, look, dice)
             }

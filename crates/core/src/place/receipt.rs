@@ -84,6 +84,22 @@ impl Receipt {
         self.banded = false;
     }
 
+    /// Keeps no more than so many scores of each leg: the lowest, and those among which the dice chose.
+    pub fn shorten(&mut self, most: usize) {
+        for leg in [&mut self.prefill, &mut self.decode] {
+            if leg.scores.len() > most {
+                let tied = std::mem::take(&mut leg.tied);
+                leg.scores.sort_by(|a, b| {
+                    let rank = |s: &Score| (s.skipped.is_some(), !tied.contains(&s.worker));
+                    rank(a).cmp(&rank(b)).then(a.score.total_cmp(&b.score))
+                });
+                leg.scores.truncate(most);
+                leg.tied = tied;
+            }
+            leg.tied.truncate(most);
+        }
+    }
+
     /// A step and what came of it. The detail is made only if it is kept.
     pub fn step(&mut self, name: &'static str, fired: bool, detail: impl FnOnce() -> String) {
         if self.on {

@@ -137,6 +137,18 @@ pub const fn bounded<const MOST: usize>() -> Kind<NonZeroUsize> {
     )
 }
 
+/// A bound of 0 or more, up to `MOST`.
+pub const fn at_most<const MOST: usize>() -> Kind<usize> {
+    one(
+        "N",
+        |items| match number(items, "a whole number, 0 or more")? {
+            n if n > MOST => Err(format!("must be at most {MOST}")),
+            n => Ok(n),
+        },
+        |v| json!(v),
+    )
+}
+
 /// Longest time that any setting may name: a hundred years. Keeps `now + duration` from overflowing.
 const LONGEST_SECS: f64 = 3_155_760_000.0;
 

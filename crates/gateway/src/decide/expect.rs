@@ -7,8 +7,9 @@ const NEAR: f64 = 1e-9;
 
 /// One sentence for each output that is not as expected. What an expectation does not speak of may be anything.
 ///
-/// A mapping of numbers stands for a list of scores too: `{p1: 2.5}` for the entry whose `worker` is `p1`; `skipped`
-/// instead of a number for one that was skipped. `~TEXT` is met by a text that contains it. `@1` at the top stands for
+/// A mapping stands for a list of scores or steps too: `{p1: 2.5}` for the entry whose `worker` is `p1` and whose score
+/// is that, `skipped` for one that was skipped; `{pair: true}` for the entry whose `name` is `pair` and that fired;
+/// nothing for one that is not there. `~TEXT` is met by a text that contains it. `@1` at the top stands for
 /// what the first output has there, `!@1` for anything but that.
 pub fn unmet(due: &[Value], got: &[Value]) -> Vec<String> {
     let of_request = |(i, (due, own)): (usize, (&Value, &Value))| {
@@ -46,8 +47,9 @@ fn walk(due: &Value, got: &Value, at: &str) -> Option<String> {
         }),
         (Value::Object(due), Value::Array(got)) => due.iter().find_map(|(worker, due)| {
             let place = format!("{at}.{worker}");
-            match got.iter().find(|one| one["worker"] == worker.as_str()) {
+            match got.iter().find(|one| one["worker"] == worker.as_str() || one["name"] == worker.as_str()) {
                 Some(one) => of_worker(due, one, &place),
+                None if due.is_null() => None,
                 None => Some(format!("{place} is missing")),
             }
         }),
@@ -80,6 +82,8 @@ fn of_worker(due: &Value, got: &Value, at: &str) -> Option<String> {
             got["skipped"].is_null().then(|| format!("{at}: is not skipped"))
         }
         Value::Number(_) => walk(due, &got["score"], at),
+        Value::Bool(_) => walk(due, &got["fired"], at),
+        Value::Null => Some(format!("{at}: {got} instead of nothing")),
         _ => walk(due, got, at),
     }
 }

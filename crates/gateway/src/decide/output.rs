@@ -4,8 +4,10 @@ use std::fmt::Write;
 
 use baton_core::fault::Fault;
 use baton_core::place::Placement;
-use baton_core::place::receipt::{OfLeg, Receipt};
-use serde_json::{Map, Value, json};
+use baton_core::place::receipt::Receipt;
+use serde_json::{Value, json};
+
+use crate::explain;
 
 /// One request's decision.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +41,7 @@ impl Decision {
             .fault
             .as_ref()
             .map(|(status, code, message)| json!({"status": status, "code": code, "message": message}));
-        let mut all = receipt(&self.receipt);
+        let mut all = explain::members(&self.receipt);
         all.insert("outcome".into(), self.outcome.into());
         all.insert("prefill".into(), json!(self.prefill));
         all.insert("decode".into(), json!(self.decode));
@@ -94,36 +96,4 @@ impl Decision {
         }
         out
     }
-}
-
-/// A receipt as JSON, its numbers to the last digit.
-pub fn receipt(receipt: &Receipt) -> Map<String, Value> {
-    let step =
-        |s: &baton_core::place::receipt::Step| json!({"name": s.name, "fired": s.fired, "detail": s.detail});
-    let charge = |c: &baton_core::place::receipt::Charged| json!({"worker": c.worker, "what": c.what, "tokens": c.tokens});
-    let mut all = Map::new();
-    let mut set = |key: &str, value: Value| drop(all.insert(key.to_owned(), value));
-    set("strategy", json!(receipt.strategy));
-    set("profile", json!(receipt.profile));
-    set("candidates_tied", json!({"prefill": receipt.prefill.tied, "decode": receipt.decode.tied}));
-    set("steps", receipt.steps.iter().map(step).collect());
-    set("prefill_scores", scores(&receipt.prefill));
-    set("decode_scores", scores(&receipt.decode));
-    set("charges", receipt.charges.iter().map(charge).collect());
-    all
-}
-
-fn scores(leg: &OfLeg) -> Value {
-    let terms = |terms: &[(&'static str, f64)]| -> Map<String, Value> {
-        terms.iter().map(|(name, x)| ((*name).to_owned(), number(*x))).collect()
-    };
-    let each = leg.scores.iter().map(|s| {
-        json!({"worker": s.worker, "score": number(s.score), "terms": terms(&s.terms), "skipped": s.skipped})
-    });
-    each.collect()
-}
-
-/// JSON has no infinity, so that is a text; what is no number is null.
-fn number(x: f64) -> Value {
-    if x.is_infinite() { json!(if x > 0.0 { "Infinity" } else { "-Infinity" }) } else { json!(x) }
 }

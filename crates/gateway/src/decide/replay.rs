@@ -1,7 +1,7 @@
 //! A scenario played: the fleet that it describes, and its requests in the order of time.
 //!
-//! Nothing is decided here. Settings come from [`Config`], workers are described by [`crate::registry::Spec`], requests are read by
-//! [`Ask`] and placed by [`Strategies`], each as when serving; what is missing is the network.
+//! Nothing is decided here. Settings come from [`Config`], workers are described by [`crate::registry::Spec`], requests
+//! are read by [`Ask`] and placed by [`Strategies`], each as when serving; what is missing is the network.
 
 use std::sync::Arc;
 
@@ -11,10 +11,12 @@ use baton_core::dice::Dice;
 use baton_core::fault::Fault;
 use baton_core::fleet::{Fleet, FleetChange, Role, Seat, Status};
 use baton_core::load::Lease;
+use baton_core::place::cascade::books::{self, Books, SWEEP};
 use baton_core::place::cascade::knobs::Knobs;
+use baton_core::place::cascade::ledger::Charge;
 use baton_core::place::cascade::resolve::resolve;
 use baton_core::place::receipt::Receipt;
-use baton_core::place::{Look, Miss, Placement, Strategies, Taken};
+use baton_core::place::{Look, Miss, Placement, Strategies, Strategy, Taken};
 use baton_core::time::{Duration, Instant};
 
 use super::output::Decision;
@@ -27,6 +29,9 @@ use crate::registry::Settings;
 /// When a scenario begins. Not at zero, which is what a worker that was never chosen shows.
 const BEGIN: Duration = Duration::from_secs(1);
 
+/// What goes back with a prefill's answer, and with the end of a request.
+type Charged = (Option<books::Held>, Option<books::Held>);
+
 /// The state that requests act on.
 struct World<'a> {
     config: &'a Config,
@@ -35,7 +40,9 @@ struct World<'a> {
     knobs: Arc<Knobs>,
     dice: Dice,
     /// What the scenario says is in flight.
-    _held: Vec<Lease>,
+    _held: (Vec<Lease>, Vec<Charged>),
+    /// When charges that were lost were last looked for.
+    swept: Instant,
     /// By request: its prefill, and its decode or whole worker.
     flying: Vec<[Option<Taken>; 2]>,
 }
@@ -57,12 +64,15 @@ pub fn play(scenario: &Scenario, config: &Config) -> Vec<Decision> {
     let mut decisions: Vec<Option<Decision>> = scenario.requests.iter().map(|_| None).collect();
     for (at, step, i) in agenda(&scenario.requests) {
         let now = at.after(BEGIN);
+        world.sweep(now);
         match step {
             Step::Arrive => decisions[i] = Some(world.arrive(&scenario.requests[i], i, now)),
             Step::PrefillDone | Step::PrefillDoneAtOnce => world.prefill_done(i),
             Step::Done | Step::DoneAtOnce => {
                 world.prefill_done(i);
-                world.flying[i] = [None, None];
+                if let Some(answered) = world.flying[i][1].take() {
+                    answered.seat.pulse.answers();
+                }
             }
         }
     }
@@ -94,7 +104,12 @@ impl World<'_> {
         let settings = Settings::of(config, crate::clock::Clock::start(), scenario.seed);
         let mut held = Vec::new();
         let join = |(slot, member): (u32, &Member)| {
-            let seat = Seat::new(slot, member.spec.worker(&member.name, None));
+            let mut worker = member.spec.worker(&member.name, None);
+            worker.annotations.extend(member.annotations.iter().cloned());
+            let seat = Seat::new(slot, worker);
+            if member.load.running.is_some() {
+                seat.pulse.answers();
+            }
             seat.pulse.set_status(if member.ready { Status::Ready } else { Status::NotReady });
             held.extend(member.load.take(&seat));
             member.load.tell(&seat);
@@ -104,7 +119,11 @@ impl World<'_> {
         let knobs = gateway::knobs(config);
         let strategies = gateway::strategies(config, &knobs);
         let seats: Vec<Arc<Seat>> = fleet.seats().cloned().collect();
+        let mut charged = Vec::new();
         for (seat, member) in seats.iter().zip(&scenario.workers) {
+            if let Strategy::Cascade(cascade) = &strategies.pd {
+                member.load.charge(seat, cascade.books(), &mut charged);
+            }
             for (request, text) in each_of_both(&scenario.requests, &member.cached) {
                 if let Some(ask) = as_prompt(request, text) {
                     strategies.has_computed(&fleet, seat, &ask.prompt, Instant::ZERO.after(BEGIN));
@@ -117,7 +136,8 @@ impl World<'_> {
             strategies,
             knobs,
             dice: Dice::new(scenario.seed),
-            _held: held,
+            _held: (held, charged),
+            swept: Instant::ZERO.after(BEGIN),
             flying: scenario.requests.iter().map(|_| [None, None]).collect(),
         }
     }
@@ -156,7 +176,23 @@ impl World<'_> {
         let limits = BodyLimits { max_bytes, ..BodyLimits::default() };
         let body = Envelope::parse(request.body.clone(), &limits);
         let body = body.map_err(|e| malformed(&e, max_bytes as u64))?;
-        Ask::read(request.api, &body)
+        let mut ask = Ask::read(request.api, &body)?;
+        ask.prompt_tokens = request.prompt_tokens;
+        Ok(ask)
+    }
+
+    /// Takes back what was lost, as often as a gateway does.
+    fn sweep(&mut self, now: Instant) {
+        let Strategy::Cascade(cascade) = &self.strategies.pd else { return };
+        let passed = now.since(self.swept).as_secs() / SWEEP.as_secs();
+        // Of several looks in a row the last two have the same effect as all.
+        for back in (0..passed.min(2)).rev() {
+            let at = self.swept.after(SWEEP.saturating_mul(u32::try_from(passed - back).unwrap_or(u32::MAX)));
+            cascade.sweep(at);
+            if back == 0 {
+                self.swept = at;
+            }
+        }
     }
 
     /// The prompt is computed, and the place of its worker is free.
@@ -164,7 +200,9 @@ impl World<'_> {
         for taken in self.flying[i].iter_mut().flatten() {
             taken.computed();
         }
-        self.flying[i][0] = None;
+        if let Some(answered) = self.flying[i][0].take() {
+            answered.seat.pulse.answers();
+        }
     }
 }
 
@@ -207,6 +245,21 @@ impl Held {
         };
         let rooms = u32::try_from(all).ok().filter(|rooms| *rooms > 0)?;
         seat.load.take_within(None, rooms)
+    }
+
+    /// Charges the worker with tokens that nothing gives back.
+    fn charge(&self, seat: &Seat, books: &Arc<Books>, held: &mut Vec<Charged>) {
+        let both = self.active_tokens.min(self.kv_tokens);
+        let charge = |prefill: u64, decode: u64| {
+            let of = |tokens: u64| (tokens > 0).then_some((seat.slot, tokens));
+            let (prefill, decode) = (of(prefill), of(decode));
+            let (at, ttl) = (Instant::ZERO.after(BEGIN), Duration::ZERO);
+            let (active, rest) = books.charge(&mut books.open(), Charge { prefill, decode, at, ttl });
+            (Some(active), Some(rest))
+        };
+        held.push(charge(both, self.decode_tokens));
+        held.push((charge(self.active_tokens - both, 0).0, None));
+        held.push((None, charge(self.kv_tokens - both, 0).1));
     }
 
     fn tell(&self, seat: &Seat) {

@@ -36,6 +36,7 @@ pub struct Member {
     /// As the output names it.
     pub name: String,
     pub spec: Spec,
+    pub annotations: Vec<(String, String)>,
     pub ready: bool,
     pub load: Held,
     /// Prompts that it has computed.
@@ -57,6 +58,9 @@ pub struct Held {
     pub drain_rate: Option<f64>,
     pub prefill_time_sum_s: Option<f64>,
     pub prefill_time_count: Option<f64>,
+    pub active_tokens: u64,
+    pub kv_tokens: u64,
+    pub decode_tokens: u64,
 }
 
 /// A request of the scenario.
@@ -64,6 +68,8 @@ pub struct Incoming {
     pub api: Api,
     pub headers: HeaderMap,
     pub body: Bytes,
+    /// Counts instead of what the gateway would count.
+    pub prompt_tokens: Option<u64>,
     pub at: Instant,
     pub prefill_done_at: Option<Instant>,
     pub done_at: Option<Instant>,
@@ -153,7 +159,7 @@ fn worker(node: Node) -> Result<Plain, Broken> {
         spec.labels.insert("roleset-name".to_owned(), roleset);
     }
     spec.lift_labels();
-    let member = Member { name: String::new(), spec, ready, load, cached };
+    let member = Member { name: String::new(), spec, annotations, ready, load, cached };
     Ok(Plain { id, namespace, member })
 }
 
@@ -194,10 +200,10 @@ fn load(node: Node, what: &str) -> Result<Held, Broken> {
         drain_rate: keys.read("drain_rate", read::number)?,
         prefill_time_sum_s: keys.read("prefill_time_sum_s", read::number)?,
         prefill_time_count: keys.read("prefill_time_count", read::number)?,
+        active_tokens: keys.read("active_tokens", read::whole)?.unwrap_or(0),
+        kv_tokens: keys.read("kv_tokens", read::whole)?.unwrap_or(0),
+        decode_tokens: keys.read("decode_tokens", read::whole)?.unwrap_or(0),
     };
-    for key in ["active_tokens", "kv_tokens", "decode_tokens"] {
-        let _tokens = keys.read(key, read::whole)?;
-    }
     keys.end()?;
     Ok(held)
 }
@@ -208,7 +214,7 @@ fn request(node: Node) -> Result<Incoming, Broken> {
     let api = keys.read("path", api)?.unwrap_or(Api::Chat);
     let headers = keys.texts("headers")?;
     let body = keys.take("body").map_or_else(|| "{}".to_owned(), body);
-    let _tokens = keys.read("prompt_tokens", read::whole)?;
+    let prompt_tokens = keys.read("prompt_tokens", read::whole)?;
     let at = keys.read("at_ms", moment)?.unwrap_or(Instant::ZERO);
     let prefill_done_at = keys.read("prefill_done_at_ms", moment)?;
     let done_at = keys.read("done_at_ms", moment)?;
@@ -218,7 +224,7 @@ fn request(node: Node) -> Result<Incoming, Broken> {
         return Err((line, "at_ms, prefill_done_at_ms and done_at_ms must not go backwards".to_owned()));
     }
     let headers = header_map(headers).map_err(|reason| (line, reason))?;
-    Ok(Incoming { api, headers, body: body.into(), at, prefill_done_at, done_at })
+    Ok(Incoming { api, headers, body: body.into(), prompt_tokens, at, prefill_done_at, done_at })
 }
 
 fn api(node: Node, what: &str) -> Result<Api, Broken> {

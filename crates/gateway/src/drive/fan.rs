@@ -56,7 +56,7 @@ struct Whole {
 /// Serves the request as `parts` exchanges.
 pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
     let (gateway, lane) = (desk.gateway.clone(), desk.lane.clone());
-    let Entry { ask, body, forward, record, routing, permit, line } = entry;
+    let Entry { ask, body, forward, record, routing, explains, permit, line } = entry;
     let api = ask.api;
     let mut whole = Whole { gateway, lane, record, settled: false, line, _permit: permit };
     if parts > fan::PARTS_MAX {
@@ -82,7 +82,7 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
             ..whole.record.clone()
         };
         let (forward, routing) = (forward.clone(), routing.clone());
-        let entry = Entry { ask, body, forward, record, routing, permit: None, line: None };
+        let entry = Entry { ask, body, forward, record, routing, explains, permit: None, line: None };
         drives.push(Drive::new(whole.gateway.clone(), whole.lane.clone(), entry));
     }
     let mut gather = Gather::new(drives.len());
@@ -146,6 +146,7 @@ impl Whole {
         self.record.outcome = outcome;
         self.record.moments.ended = self.lane.clock.now();
         self.gateway.telemetry.record(&self.record);
+        self.lane.recent.keep(&self.record);
     }
 
     async fn answer(mut self, api: Api, mut started: Vec<(Part, Option<Head>)>, gather: Gather) -> Reply {
@@ -158,6 +159,7 @@ impl Whole {
         if let Some(Part { drive, .. }) = drives.get(named) {
             (self.record.pd, self.record.engine) = (drive.record.pd, drive.record.engine);
             named::workers(&mut headers, &drive.record);
+            drive.explain(&mut headers);
         }
         answer::id(&mut headers, &self.record.request_id, api.shape());
         let status = self.record.status;

@@ -6,6 +6,7 @@
 
 mod abort;
 mod background;
+mod explain;
 pub mod fan;
 pub use background::sweep;
 mod joint;
@@ -69,6 +70,8 @@ pub struct Entry {
     pub forward: Vec<(HeaderName, HeaderValue)>,
     pub record: Record,
     pub routing: Arc<Routing>,
+    /// The client asked why its workers were chosen, and may know.
+    pub explains: bool,
     /// `None`: a part of a request, which holds the place for all its parts.
     pub permit: Option<Permit>,
     /// The client's connection; `None` for a part of a request.
@@ -105,6 +108,8 @@ pub struct Drive {
     /// This moment: the last reading of the clock.
     now: Instant,
     deadline: Instant,
+    /// The client is told why its workers were chosen.
+    explains: bool,
     alarm: Alarm,
     backoff: Option<Pin<Box<Sleep>>>,
     /// Since when the request waits for room on a decode worker.
@@ -152,6 +157,7 @@ impl Drive {
             tried_before: 0,
             fresh: false,
             now,
+            explains: entry.explains,
             deadline: now.after(rules.exchange.request_timeout),
             alarm,
             backoff: None,
@@ -338,8 +344,14 @@ impl Drive {
         }
         let fleet = gateway.registry.fleet();
         let look = Look { routing: Some(&self.routing), ..Look::new(&fleet, &self.ask, now) };
-        let look = look.after(&self.tried);
-        let placement = match gateway.strategies.of(&self.routing).place(&look, &mut self.dice) {
+        let look = Look { receipt: self.receipt().into(), ..look.after(&self.tried) };
+        let placed = gateway.strategies.of(&self.routing).place(&look, &mut self.dice);
+        let receipt = look.into_receipt();
+        if !matches!(placed, Err(Miss::Full(_))) {
+            // Who waits for room looks again and again.
+            self.wrote(receipt);
+        }
+        let placement = match placed {
             Ok(placement) => placement,
             Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
             Err(Miss::Full(fault)) => return Event::Full(fault),
@@ -429,7 +441,7 @@ impl Drive {
         let (gateway, now) = (self.gateway.clone(), self.now);
         let fleet = gateway.registry.fleet();
         let look = Look { routing: Some(&self.routing), ..Look::new(&fleet, &self.ask, now) };
-        let look = look.after(&self.tried);
+        let look = Look { receipt: self.receipt().into(), ..look.after(&self.tried) };
         let (Some(plan), Some(prefill)) = (&mut self.plan, &self.record.prefill) else {
             return Event::Unplaced(none);
         };
@@ -438,11 +450,11 @@ impl Drive {
             return Event::Unplaced(none);
         }
         let course = plan.course;
-        let Some(decode) = gateway.strategies.of(&self.routing).replace(&look, &prefill.id, &mut self.dice)
-        else {
-            return Event::Unplaced(none);
-        };
-        plan.ranks[Leg::Decode as usize] = handoff::rank(&decode.seat.worker);
+        let replaced = gateway.strategies.of(&self.routing).replace(&look, &prefill.id, &mut self.dice);
+        let (receipt, rank) = (look.into_receipt(), replaced.as_ref().map(|d| handoff::rank(&d.seat.worker)));
+        plan.ranks[Leg::Decode as usize] = rank.unwrap_or_default();
+        self.wrote(receipt);
+        let Some(decode) = replaced else { return Event::Unplaced(none) };
         self.record.attempts = self.exchange.attempt();
         self.tried_before = self.tried.len();
         self.tried.push(decode.seat.slot);
@@ -547,6 +559,7 @@ impl Drive {
             && self.told.as_ref().is_some_and(|f| f.retry() == baton_core::fault::Retry::Safe);
         self.span.settle(record);
         self.gateway.telemetry.record(record);
+        self.lane.recent.keep(record);
         if let Some(usage) = record.usage.filter(|_| outcome == Outcome::Served) {
             self.gateway.measure.learn(&self.ask.prompt, &usage);
         }

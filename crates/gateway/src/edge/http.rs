@@ -24,6 +24,7 @@ use super::client::{Line, Phase};
 use super::{Door, hints, intake, named, plain};
 use crate::drive::{self, Drive, Entry, Turn};
 use crate::entrance::Permit;
+use crate::explain;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::relay::{Form, Relay};
@@ -121,9 +122,17 @@ impl Desk {
         let drive = Drive::new(gateway.clone(), self.lane.clone(), entry);
         let (drive, turn) = drive.run().await;
         match turn {
-            Turn::Fail(fault) => answer::fault(&fault, api.shape(), &id),
+            Turn::Fail(fault) => {
+                let mut reply = answer::fault(&fault, api.shape(), &id);
+                drive.explain(reply.headers_mut());
+                reply
+            }
             Turn::Start(head) => self.start(api, drive, head),
-            Turn::Tell(body) => told(api, &drive.record, body),
+            Turn::Tell(body) => {
+                let mut reply = told(api, &drive.record, body);
+                drive.explain(reply.headers_mut());
+                reply
+            }
         }
     }
 
@@ -141,7 +150,8 @@ impl Desk {
                 record.routing = Some(routing.clone());
                 let forward = self.forwarded(&parts.headers);
                 let line = Some(self.line.clone());
-                Ok(Entry { ask, body, forward, record, routing, permit: Some(permit), line })
+                let explains = self.gateway.explains && explain::is_asked(&parts.headers);
+                Ok(Entry { ask, body, forward, record, routing, explains, permit: Some(permit), line })
             }
             Err(fault) => {
                 let reply = answer::fault(&fault, api.shape(), &record.request_id);
@@ -150,6 +160,7 @@ impl Desk {
                 record.blame(&fault);
                 record.moments.ended = self.lane.clock.now();
                 self.gateway.telemetry.record(&record);
+                self.lane.recent.keep(&record);
                 Err(reply)
             }
         }
@@ -254,6 +265,7 @@ impl Desk {
         let mut headers = outward(head.headers);
         let record = &drive.record;
         named::workers(&mut headers, record);
+        drive.explain(&mut headers);
         answer::id(&mut headers, &record.request_id, api.shape());
         let form = Form {
             shape: api.shape(),
@@ -261,6 +273,7 @@ impl Desk {
             is_stream,
             length: length.filter(|_| !is_stream && !drive.lengthens()),
             keepalive: self.gateway.timeouts.keepalive,
+            comment: drive.comment().filter(|_| is_stream),
         };
         let status = head.status;
         let relay = Relay::new(drive, self.line.clone(), self.lane.clock, form);

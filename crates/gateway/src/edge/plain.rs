@@ -6,12 +6,15 @@ use baton_core::record::Record;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method};
 use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
 
 use super::answer::{self, Reply};
 use super::http::Desk;
 use super::{admin, intake};
+use crate::recent;
 
 const MODEL: &str = "/v1/models/";
+const RECENT: &str = "/debug/requests";
 
 /// Routes of APIs that a prefill/decode gateway does not serve (page, "Supported APIs"; SMG 1.13), and all
 /// below them, with what to do instead.
@@ -103,6 +106,8 @@ enum Guarded {
     Workers,
     FlushCache,
     Config,
+    /// The last exchanges.
+    Recent,
 }
 
 enum Route {
@@ -123,6 +128,12 @@ fn find(parts: &Parts, desk: &Desk) -> Result<Route, Fault> {
         "/flush_cache" if method == Method::POST => return Ok(Route::Guarded(Guarded::FlushCache)),
         "/flush_cache" => return Err(Fault::MethodNotAllowed { allow: "POST" }),
         "/debug/config" if desk.gateway.debug_endpoints => return Ok(Route::Guarded(Guarded::Config)),
+        _ if is_recent(path) && desk.gateway.debug_requests > 0 => {
+            return match method {
+                &Method::GET | &Method::HEAD => Ok(Route::Guarded(Guarded::Recent)),
+                _ => Err(Fault::MethodNotAllowed { allow: "GET, HEAD" }),
+            };
+        }
         _ => {
             let (method, route) = (method.to_string(), path.to_owned());
             return Err(match not_served(path) {
@@ -135,6 +146,10 @@ fn find(parts: &Parts, desk: &Desk) -> Result<Route, Fault> {
         return Ok(Route::Public(page));
     }
     Err(Fault::MethodNotAllowed { allow: "GET, HEAD" })
+}
+
+fn is_recent(path: &str) -> bool {
+    path.strip_prefix(RECENT).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 async fn public(desk: &Desk, page: Public, parts: &Parts, shape: Shape) -> Result<Reply, Fault> {
@@ -153,6 +168,7 @@ async fn guarded(desk: &Desk, page: Guarded, parts: &Parts, body: Incoming) -> R
     let registry = &desk.gateway.registry;
     match page {
         Guarded::Config => Ok(answer::json(answer::OK, desk.gateway.description.to_string())),
+        Guarded::Recent => recent_page(desk, parts),
         Guarded::FlushCache => Ok(given(admin::flush_cache(registry, parts.uri.query()).await)),
         Guarded::Workers => {
             let stall = desk.gateway.timeouts.body_stall;
@@ -161,6 +177,19 @@ async fn guarded(desk: &Desk, page: Guarded, parts: &Parts, body: Incoming) -> R
             admin::handle(registry, &parts.method, parts.uri.path(), parts.uri.query(), &bytes).map(given)
         }
     }
+}
+
+/// What the lanes keep: all of it in brief, or one exchange by its id.
+fn recent_page(desk: &Desk, parts: &Parts) -> Result<Reply, Fault> {
+    let lanes = desk.gateway.lanes.get().map_or(&[][..], Vec::as_slice);
+    let (rings, now) = (lanes.iter().map(|lane| &lane.recent), desk.lane.clock.now());
+    let path = parts.uri.path();
+    let body = match path[RECENT.len()..].trim_start_matches('/') {
+        "" => Some(recent::list(rings, now)),
+        id => recent::one(rings, &percent_decode_str(id).decode_utf8_lossy(), now),
+    };
+    let unknown = || Fault::UnknownUrl { method: parts.method.to_string(), path: path.to_owned() };
+    body.map(|body| answer::json(answer::OK, body.to_string())).ok_or_else(unknown)
 }
 
 /// An answer that the admin functions made.

@@ -12,6 +12,7 @@ mod apis;
 mod budget;
 mod cases;
 mod edge;
+mod explain;
 mod fan;
 mod faults;
 mod field;

@@ -10,7 +10,7 @@ use std::sync::{Arc, MutexGuard};
 use smallvec::SmallVec;
 
 use super::books::Open;
-use super::knobs::{DecodeScore, Knobs};
+use super::knobs::{DecodeScore, Knobs, PrefillScore};
 use super::ledger::{Charge, prompt_tokens};
 use super::pick::{self, Picked, Pool, Terms};
 use super::pool::{Nobody, Sorted, Wanted, sort};
@@ -64,7 +64,8 @@ struct Half {
 impl<'a> Decision<'a> {
     pub fn new(cascade: &'a Cascade, look: &'a Look<'a>, routing: &'a Routing) -> Decision<'a> {
         let prompt = routing.knobs.prefill_score.looks_up().then(|| cascade.holders(look));
-        let bytes = prompt.as_ref().map_or(0, |(blocks, _)| blocks.bytes);
+        let by_bytes = routing.knobs.prefill_score == PrefillScore::Conductor;
+        let bytes = if by_bytes { look.ask.prompt.said_bytes() } else { 0 };
         let tokens = if routing.knobs.bucketing { tokens(look.ask) } else { 0 };
         let (yard, out) = (look.fleet.yard(), SmallVec::new());
         Decision { cascade, look, routing, yard, tokens, bytes, prompt, band: None, advised: false, out }

@@ -3,7 +3,7 @@
 //! Works on plain numbers, so that a decision can be repeated from its inputs. Ties fall to the dice among equals
 //! in the order of their names: the order in which workers are listed decides nothing.
 
-use super::fast::{self, Check};
+use super::fast::{self, Check, Most};
 use super::knobs::Knobs;
 use super::score::{self, Batch, Prompt, Scored};
 use super::sight::{Candidate, Sight};
@@ -46,9 +46,11 @@ pub fn pick(mut pool: Pool<'_>, terms: &Terms<'_>, dice: &mut Dice, receipt: &mu
     }
     let tied = OfTies::default();
     let tied = OfTies { prefill: spread_prefill(&mut pool, terms, dice, receipt), ..tied };
+    // What decodes are scored as shares of is the largest of all that step 2 looks at, whoever is left after it.
+    let most = Most::of(&sights(&pool.decode));
     let tied = OfTies { decode: spread_decode(&mut pool, terms, dice, receipt), ..tied };
     keep_band(&mut pool, terms, receipt);
-    let picked = best_pair(&pool, terms, dice, receipt);
+    let picked = best_pair(&pool, (terms, most), dice, receipt);
     if receipt.is_on() && picked.is_some() {
         // Where a fast path drew, nothing was left to draw for later.
         for (drawn, leg) in [(tied.prefill, &mut receipt.prefill), (tied.decode, &mut receipt.decode)] {
@@ -147,8 +149,7 @@ fn spread_decode(
     dice: &mut Dice,
     receipt: &mut Receipt,
 ) -> Option<Vec<String>> {
-    let sights: Vec<Sight> = pool.decode.iter().map(|c| c.sight).collect();
-    let found = fast::decode(&sights, terms.knobs);
+    let found = fast::decode(&sights(&pool.decode), terms.knobs);
     receipt.step("decode_load_imbalance", found.is_some(), || {
         found.as_ref().map_or("no check fired", |(check, _)| Check::as_str(*check)).to_owned()
     });
@@ -201,9 +202,14 @@ fn best_of(list: &[Candidate<'_>], scores: &[Option<f64>], floor: f64) -> (Vec<B
 }
 
 /// Steps 3, 4 and 5.
-fn best_pair(pool: &Pool<'_>, terms: &Terms<'_>, dice: &mut Dice, receipt: &mut Receipt) -> Option<Picked> {
+fn best_pair(
+    pool: &Pool<'_>,
+    (terms, most): (&Terms<'_>, Most),
+    dice: &mut Dice,
+    receipt: &mut Receipt,
+) -> Option<Picked> {
     let prefill = prefill_scores(pool, terms, receipt);
-    let decode = decode_scores(pool, terms, receipt);
+    let decode = decode_scores(pool, (terms, most), receipt);
     let (p, most_p) = best_of(&pool.prefill, &prefill, 1.0);
     let (d, most_d) = best_of(&pool.decode, &decode, 0.01);
     let mut lowest = f64::INFINITY;
@@ -246,8 +252,9 @@ pub fn decode_alone(
     let terms = Terms { knobs, bytes: 0, band: None };
     let mut pool = Pool { decode: list.to_vec(), ..Pool::default() };
     receipt.decode = OfLeg::default();
+    let most = Most::of(&sights(&pool.decode));
     let drawn = spread_decode(&mut pool, &terms, dice, receipt);
-    let scores = decode_scores(&pool, &terms, receipt);
+    let scores = decode_scores(&pool, (&terms, most), receipt);
     let least = scores.iter().flatten().copied().fold(f64::INFINITY, f64::min);
     let equals: Vec<usize> = (0..scores.len()).filter(|i| scores[*i] == Some(least)).collect();
     if receipt.is_on() {
@@ -284,9 +291,16 @@ fn prefill_scores(pool: &Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) -> 
     scores
 }
 
-fn decode_scores(pool: &Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) -> Vec<Option<f64>> {
-    let sights: Vec<Sight> = pool.decode.iter().map(|c| c.sight).collect();
-    let batch = Batch::of(&sights);
+fn sights(list: &[Candidate<'_>]) -> Vec<Sight> {
+    list.iter().map(|c| c.sight).collect()
+}
+
+fn decode_scores(
+    pool: &Pool<'_>,
+    (terms, most): (&Terms<'_>, Most),
+    receipt: &mut Receipt,
+) -> Vec<Option<f64>> {
+    let batch = Batch { most, ..Batch::of(&sights(&pool.decode)) };
     let each = |c: &Candidate<'_>| {
         let scored = score::decode(&c.sight, &batch, terms.knobs);
         let score = scored.as_ref().map(|s| s.score);

@@ -32,6 +32,10 @@ group! {
         ], HEADERS, "request-id-headers";
         /// Serve the debug endpoints.
         debug_endpoints: bool = false, SWITCH, "debug-endpoints";
+        /// Last requests of each serving thread that are kept, with why their workers were chosen, for GET /debug/requests; 0 keeps none.
+        debug_requests: usize = 0, at_most::<10_000>(), "debug-requests";
+        /// Answer the header `x-baton-explain: 1` with why these workers were chosen.
+        explain_header: bool = false, SWITCH, "explain-header";
     }
 }
 

@@ -1,0 +1,71 @@
+//! What the strategy by legs writes around what its policies write: who it is, and who was no candidate and why not.
+
+use super::receipt::{OfLeg, Receipt, Score};
+use super::{Look, Placement};
+use crate::fleet::{Role, Seat, Status};
+
+/// What the strategy is called in receipts.
+pub const LEGWISE: &str = "legwise";
+
+fn leg_of<'r>(receipt: &'r mut Receipt, seat: &Seat) -> &'r mut OfLeg {
+    if seat.worker.role == Role::Prefill { &mut receipt.prefill } else { &mut receipt.decode }
+}
+
+/// A decision by legs begins.
+pub fn begin(look: &Look<'_>) {
+    look.telling(|receipt| {
+        if receipt.is_on() {
+            receipt.again();
+            LEGWISE.clone_into(&mut receipt.strategy);
+        }
+    });
+}
+
+/// The decision is made: those that were no candidates, and why not.
+pub fn end(look: &Look<'_>, placed: Option<&Placement>) {
+    look.telling(|receipt| {
+        if !receipt.is_on() {
+            return;
+        }
+        let whole = match placed {
+            Some(Placement::Whole { .. }) => Some(true),
+            Some(_) => Some(false),
+            None => None,
+        };
+        for seat in look.fleet.seats() {
+            let of_whole = seat.worker.role == Role::Whole;
+            if seat.worker.role == Role::Encode || whole.is_some_and(|whole| whole != of_whole) {
+                continue;
+            }
+            let leg = leg_of(receipt, seat);
+            if !leg.scores.iter().any(|score| score.worker == seat.worker.id) {
+                leg.scores.push(Score {
+                    worker: seat.worker.id.clone(),
+                    score: f64::NAN,
+                    terms: vec![("in_flight", f64::from(seat.load.in_flight()))],
+                    skipped: Some(why_not(look, seat).into()),
+                });
+            }
+        }
+    });
+}
+
+fn why_not(look: &Look<'_>, seat: &Seat) -> &'static str {
+    if !seat.worker.serves(look.ask.model.as_deref()) {
+        return "serves another model";
+    }
+    if seat.pulse.status() != Status::Ready {
+        return "not ready";
+    }
+    if !seat.pulse.available(look.now) {
+        return "its breaker is open";
+    }
+    let rooms = if seat.worker.role == Role::Prefill { 1 } else { look.rooms() };
+    if !seat.has_room(rooms) {
+        return "its window is full";
+    }
+    if look.tried.contains(&seat.slot) {
+        return "tried before";
+    }
+    "no pair"
+}

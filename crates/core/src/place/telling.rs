@@ -39,10 +39,11 @@ pub fn end(look: &Look<'_>, placed: Option<&Placement>) {
             }
             let leg = leg_of(receipt, seat);
             if !leg.scores.iter().any(|score| score.worker == seat.worker.id) {
+                let load = f64::from(seat.load.in_flight());
                 leg.scores.push(Score {
                     worker: seat.worker.id.clone(),
-                    score: f64::NAN,
-                    terms: vec![("in_flight", f64::from(seat.load.in_flight()))],
+                    score: load,
+                    terms: vec![("in_flight", load)],
                     skipped: Some(why_not(look, seat).into()),
                 });
             }

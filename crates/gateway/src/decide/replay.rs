@@ -104,9 +104,7 @@ impl World<'_> {
         let settings = Settings::of(config, crate::clock::Clock::start(), scenario.seed);
         let mut held = Vec::new();
         let join = |(slot, member): (u32, &Member)| {
-            let mut worker = member.spec.worker(&member.name, None);
-            worker.annotations.extend(member.annotations.iter().cloned());
-            let seat = Seat::new(slot, worker);
+            let seat = Seat::new(slot, member.spec.worker(&member.name, None));
             if member.load.running.is_some() {
                 seat.pulse.answers();
             }

@@ -36,7 +36,6 @@ pub struct Member {
     /// As the output names it.
     pub name: String,
     pub spec: Spec,
-    pub annotations: Vec<(String, String)>,
     pub ready: bool,
     pub load: Held,
     /// Prompts that it has computed.
@@ -159,7 +158,7 @@ fn worker(node: Node) -> Result<Plain, Broken> {
         spec.labels.insert("roleset-name".to_owned(), roleset);
     }
     spec.lift_labels();
-    let member = Member { name: String::new(), spec, annotations, ready, load, cached };
+    let member = Member { name: String::new(), spec, ready, load, cached };
     Ok(Plain { id, namespace, member })
 }
 

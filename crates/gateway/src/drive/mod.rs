@@ -347,6 +347,7 @@ impl Drive {
         let look = Look { receipt: self.receipt().into(), ..look.after(&self.tried) };
         let placed = gateway.strategies.of(&self.routing).place(&look, &mut self.dice);
         let receipt = look.into_receipt();
+        let band = placed.as_ref().ok().and_then(|placement| cascade::band(&receipt, placement, &self.ask));
         if !matches!(placed, Err(Miss::Full(_))) {
             // Who waits for room looks again and again.
             self.wrote(receipt);
@@ -356,7 +357,7 @@ impl Drive {
             Err(Miss::Nobody(fault)) => return Event::Unplaced(fault),
             Err(Miss::Full(fault)) => return Event::Full(fault),
         };
-        self.record.band = cascade::band(&look.into_receipt(), &placement, &self.ask);
+        self.record.band = band;
         self.joint = None;
         (self.place_in_line, self.patience) = (None, None);
         let plan = match self.plan(&placement) {

@@ -1,5 +1,7 @@
 //! What the strategy by legs writes around what its policies write: who it is, and who was no candidate and why not.
 
+use std::sync::Arc;
+
 use super::receipt::{OfLeg, Receipt, Score};
 use super::{Look, Placement};
 use crate::fleet::{Role, Seat, Status};
@@ -44,14 +46,14 @@ pub fn end(look: &Look<'_>, placed: Option<&Placement>) {
                     worker: seat.worker.id.clone(),
                     score: load,
                     terms: vec![("in_flight", load)],
-                    skipped: Some(why_not(look, seat).into()),
+                    skipped: Some(why_not(look, seat, placed).into()),
                 });
             }
         }
     });
 }
 
-fn why_not(look: &Look<'_>, seat: &Seat) -> &'static str {
+fn why_not(look: &Look<'_>, seat: &Seat, placed: Option<&Placement>) -> &'static str {
     if !seat.worker.serves(look.ask.model.as_deref()) {
         return "serves another model";
     }
@@ -68,5 +70,15 @@ fn why_not(look: &Look<'_>, seat: &Seat) -> &'static str {
     if look.tried.contains(&seat.slot) {
         return "tried before";
     }
-    "no pair"
+    let open = |s: &Arc<Seat>| look.fits(s) && s.has_room(look.rooms());
+    let prefills = look.fleet.prefill();
+    let pairs = match placed {
+        // Of decodes, only those of the chosen prefill could have served.
+        Some(Placement::Pair { prefill, .. }) if seat.worker.role == Role::Decode => {
+            let own = prefills.iter().find(|p| p.seat.slot == prefill.seat.slot);
+            own.is_some_and(|p| p.partners.iter().any(|s| s.slot == seat.slot))
+        }
+        _ => prefills.iter().find(|p| p.seat.slot == seat.slot).is_none_or(|p| p.partners.iter().any(open)),
+    };
+    if pairs { "too much work, or passed over" } else { "no pair" }
 }

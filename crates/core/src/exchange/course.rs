@@ -1,5 +1,6 @@
 //! The part of a plan that steers the exchange: which legs, in which order, when the answer begins.
 
+use super::Outcome;
 use crate::fault::LegName;
 
 /// A leg's place in the plan. The one leg of a single plan sits in the place of the decode.
@@ -70,6 +71,12 @@ impl Course {
             Order::InTurn => true,
             Order::Together => self.reads_prefill,
         }
+    }
+
+    /// Is a prefill that lives on since the answer began called off, now that the exchange ended so? It was kept for
+    /// the KV that its decode lived on, and may wait for minutes for a decode that was closed (SGLang 0.5.23).
+    pub fn recalls(&self, outcome: Outcome) -> bool {
+        outcome != Outcome::Served && self.prefill_abort == Abort::Cancel
     }
 
     pub const fn name(&self, leg: Leg) -> LegName {

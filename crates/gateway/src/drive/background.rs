@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use baton_core::abort::Class;
 use baton_core::breaker::Verdict;
-use baton_core::exchange::Leg;
+use baton_core::exchange::{Leg, Outcome};
 use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::handoff;
 use baton_core::place::{self, Taken};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{Drive, give_back};
 use crate::gateway::Gateway;
@@ -38,8 +38,20 @@ impl Drive {
         let limit = self.gateway.rules.exchange.detach_timeout;
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
         let counted = gateway.telemetry.background().detached();
+        let (recall, recalled) = oneshot::channel();
+        self.recall = Some(recall);
         self.detached = Some(runtime.spawn(async move {
-            let (end, verdict, odd) = drained(io, name, limit).await;
+            let called_off = async {
+                if recalled.await.is_err() {
+                    // The exchange has ended and leaves it be.
+                    std::future::pending::<()>().await;
+                }
+            };
+            let (end, verdict, odd) = tokio::select! {
+                biased;
+                drained = drained(io, name, limit) => drained,
+                () = called_off => (LegEnd::Dropped, Verdict::Mute, None),
+            };
             let class = match end {
                 LegEnd::Done | LegEnd::Dropped => odd,
                 LegEnd::Failed => Some(Class::Transport),
@@ -57,6 +69,15 @@ impl Drive {
             drop((taken, place));
             now
         }));
+    }
+
+    /// The exchange ended so: is the leg that lives on still of use?
+    pub(super) fn recall(&mut self, outcome: Outcome) {
+        let recalls = self.plan.as_ref().is_some_and(|plan| plan.course.recalls(outcome));
+        if let Some(recall) = self.recall.take().filter(|_| recalls) {
+            // An error says that the leg had ended.
+            let _ = recall.send(());
+        }
     }
 
     /// Makes a decode consume the KV that the prefill holds for this request.

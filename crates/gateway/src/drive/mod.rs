@@ -37,6 +37,7 @@ use baton_core::watchdog::Watch;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 use tracing::Span;
@@ -100,6 +101,8 @@ pub struct Drive {
     watch: Watch,
     /// The prefill's leg where it lives on in the background, and when it ends there.
     detached: Option<JoinHandle<Instant>>,
+    /// Calls that leg off.
+    recall: Option<oneshot::Sender<()>>,
     tried: SmallVec<[u32; 4]>,
     /// How many of them belong to attempts before this one.
     tried_before: usize,
@@ -144,6 +147,7 @@ impl Drive {
             watch: Watch::new(terms.watchdog, entry.ask.stream),
             routing: entry.routing,
             detached: None,
+            recall: None,
             ask: entry.ask,
             body: entry.body,
             forward: entry.forward,
@@ -374,7 +378,7 @@ impl Drive {
         (record.mode, record.handoff) = (plan.mode, plan.result);
         let course = plan.course;
         self.watch.begins(course.answers);
-        self.detached = None;
+        (self.detached, self.recall) = (None, None);
         self.plan = Some(plan);
         self.taken = match placement {
             Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
@@ -543,6 +547,7 @@ impl Drive {
     }
 
     fn settle(&mut self, outcome: Outcome) {
+        self.recall(outcome);
         let record = &mut self.record;
         record.outcome = outcome;
         record.moments.ended = self.now;

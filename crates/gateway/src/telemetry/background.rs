@@ -22,7 +22,7 @@ pub enum LegEnd {
     Failed,
     /// Its time was over.
     TimedOut,
-    /// Not kept: too many already, or the gateway stops.
+    /// Not kept: too many already, its request ended before the answer did, or the gateway stops.
     Dropped,
 }
 

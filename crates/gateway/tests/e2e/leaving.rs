@@ -116,6 +116,37 @@ async fn a_client_that_leaves_a_running_stream_is_noticed_by_what_is_written() {
     }
 }
 
+/// Both heads came and no KV has moved: SGLang's prefill would wait for minutes for the decode that is closed.
+#[tokio::test]
+async fn a_prefill_that_lives_on_is_called_off_when_its_decode_is() {
+    for served in [false, true] {
+        let mut house = Plan::pairs(Dialect::Sglang, 1, 1).tapped().open().await;
+        let (prefill, decode) = (Gate::default(), Gate::default());
+        let event = "data: {\"x\":1}\n\n";
+        let steps = |gate: &Gate| {
+            vec![Step::stream_head(""), Step::Wait(gate.clone()), Step::chunk(event), Step::last_chunk()]
+        };
+        house.taps[0].script(steps(&prefill));
+        house.taps[1].script(steps(&decode));
+        let stream = Ask::chat(PROMPT, 8).streamed().stream(house.address).await;
+        let legs = [house.taps[0].last(), house.taps[1].last()];
+        assert!(legs.iter().all(|leg| !leg.is_gone()));
+        if served {
+            decode.open();
+            stream.rest().await;
+            prefill.open();
+        } else {
+            stream.leave();
+            until_within(SOON, "both legs are closed", || legs.iter().all(|leg| leg.is_gone())).await;
+        }
+        house.quiet().await;
+        assert_eq!((house.blamed(0), house.blamed(1)), (0, 0));
+        let ended = if served { r#"result="done""# } else { r#"result="dropped""# };
+        assert_eq!(house.page().await.sum("baton_detached_legs_ended_total", &[ended]), 1.0);
+        house.close().await;
+    }
+}
+
 #[tokio::test]
 async fn half_a_connection_is_served() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {

@@ -1,6 +1,6 @@
 //! Streamed answers: one task for each, which tells the tokens as they come.
 //!
-//! vLLM and `/generate` send the head at once; SGLang's OpenAI endpoints wait for the first token. A client that goes
+//! vLLM, `/generate` and SGLang's `/v1/messages` send the head at once; its OpenAI endpoints wait for the first token. A client that goes
 //! away ends the task, and with it the engine's work.
 
 use std::sync::atomic::Ordering;
@@ -65,7 +65,8 @@ type Frames = mpsc::Sender<Result<Bytes, BreakOff>>;
 
 /// Answers with a stream.
 pub(crate) async fn answer(teller: Teller, work: Work, breaks: Option<Break>, open: Open) -> Response<Body> {
-    let late_head = teller.dialect == Dialect::Sglang && teller.wish.api != Api::Generate;
+    let late_head =
+        teller.dialect == Dialect::Sglang && !matches!(teller.wish.api, Api::Generate | Api::Messages);
     if late_head {
         work.job.any_token().await;
     }

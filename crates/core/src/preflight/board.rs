@@ -211,20 +211,21 @@ impl Board {
     fn choose<'a>(&self, seat: &'a Arc<Seat>, ready: &Ready<'a>) -> Option<Trial> {
         let avoid = self.need(seat.slot).and_then(|need| need.avoid);
         let free = |(p, d): &(&Arc<Seat>, &Arc<Seat>)| !self.is_busy(d) && may_try(p, d, &self.rules);
-        let mut best: Option<((bool, bool, u32), &Arc<Seat>, &Arc<Seat>)> = None;
+        let mut best = None;
+        let mut least = (true, true, u32::MAX);
         for (prefill, decode) in ready.pairs(seat).filter(free) {
             let other = if prefill.slot == seat.slot { decode } else { prefill };
             let settled = self.need(other.slot).is_none() || self.is_tried(other.slot);
             let rank = (avoid == Some(other.slot), settled, other.load.in_flight());
-            if best.as_ref().is_none_or(|(least, ..)| rank < *least) {
-                best = Some((rank, prefill, decode));
+            if best.is_none() || rank < least {
+                (best, least) = (Some((prefill, decode)), rank);
             }
             // There is none better, and a large fleet is not looked through.
             if rank == (false, false, 0) {
                 break;
             }
         }
-        best.and_then(|(_, prefill, decode)| self.trial(prefill, decode))
+        best.and_then(|(prefill, decode)| self.trial(prefill, decode))
     }
 
     /// Descriptions that pair and were never tried together.

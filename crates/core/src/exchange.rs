@@ -120,13 +120,9 @@ impl Exchange {
         let mut todo = Actions::new();
         match (self.phase, event) {
             (Phase::New, Event::Begin) => self.place(&mut todo),
+            (Phase::New, Event::ClientGone) => self.settle(Outcome::ClientGone, &mut todo),
             (Phase::Waiting, Event::Resume) => self.place(&mut todo),
-            (Phase::Waiting, Event::Spent) => {
-                self.drop_legs(&mut todo);
-                if let Some(fault) = self.last.take() {
-                    self.fail(fault, &mut todo);
-                }
-            }
+            (Phase::Waiting, Event::Spent) => self.spent(&mut todo),
             (Phase::Placing, Event::Placed(_)) if self.handed => self.send_again(&mut todo),
             (Phase::Placing, Event::Unplaced(_) | Event::Full(_)) if self.handed => {
                 // Nobody was asked, so the attempt is not used up: it goes on with a fresh pair.
@@ -192,6 +188,14 @@ impl Exchange {
         self.renewed = false;
         self.phase = Phase::Placing;
         todo.push(if self.handed { Action::Replace } else { Action::Place });
+    }
+
+    /// There is to be no other attempt: the client gets what the last one failed with.
+    fn spent(&mut self, todo: &mut Actions) {
+        self.drop_legs(todo);
+        if let Some(fault) = self.last.take() {
+            self.fail(fault, todo);
+        }
     }
 
     /// Nobody takes the request. What an earlier attempt failed with says more than that.
@@ -363,6 +367,12 @@ impl Exchange {
             self.close(leg, verdict, todo);
             // A decode that was sent may have got the hand-off.
             self.handed = false;
+        }
+        if fault.is_none() && self.course.release && self.in_flight(Leg::Prefill) {
+            // In its last step the engine does not stop any more, and holds KV that only its answer tells how to release.
+            self.prefill = LegState::Over;
+            self.leased[Leg::Prefill as usize] = false;
+            todo.push(Action::Linger);
         }
         self.drop_legs(todo);
         match fault {

@@ -28,6 +28,8 @@ pub struct ExchangeLimits {
     pub detach_timeout: Duration,
     /// How long a throw-away decode may take to consume a hand-off nobody wants any more.
     pub release_timeout: Duration,
+    /// How long a prefill whose client has left may go on, to answer if it is in its last step.
+    pub linger_timeout: Duration,
     /// How long after the prefill's answer its KV may still be offered to another decode. vLLM 0.24 and later
     /// free it after 30 s if no decode has come by then, and the decode that comes later does not notice.
     pub reuse_max_age: Duration,
@@ -41,6 +43,7 @@ impl Default for ExchangeLimits {
             error_answer_max_bytes: 64 << 10,
             detach_timeout: Duration::from_secs(330),
             release_timeout: Duration::from_secs(10),
+            linger_timeout: Duration::from_millis(500),
             reuse_max_age: Duration::from_secs(10),
         }
     }

@@ -88,6 +88,9 @@ pub enum Action {
     Cancel(Leg),
     /// Drain the leg in the background; its lease goes along.
     Detach(Leg),
+    /// Let the prefill leg go on in the background for a moment, with its lease: if it answers, what it hands over is
+    /// consumed by a throw-away decode; if not, it is closed.
+    Linger,
     /// Consume the handed-over KV by a throw-away decode in the background.
     Release,
     /// Ask the decode's engine, by the request's name, to drop it: it is given up while it is stuck.

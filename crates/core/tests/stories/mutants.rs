@@ -307,7 +307,22 @@ const LEGS: [Says; 12] = [
     ),
 ];
 
-const HAND_OFFS: [Says; 7] = [
+const HAND_OFFS: [Says; 9] = [
+    (
+        "closes a prefill that may be in its last step",
+        |_, a| turned(a, |a| if a == Action::Linger { Action::Cancel(Leg::Prefill) } else { a }),
+        "closed in what may be its last step",
+    ),
+    (
+        "lets a prefill go on whose KV nobody could release",
+        |e, a| match e {
+            Event::ClientGone => {
+                turned(a, |a| if a == Action::Cancel(Leg::Prefill) { Action::Linger } else { a })
+            }
+            _ => a,
+        },
+        "nothing could be released",
+    ),
     ("forgets the KV", |_, a| without(a, |a| matches!(a, Action::Release)), "KV is held for nobody"),
     ("releases twice", |_, a| doubled(a, |a| matches!(a, Action::Release)), "KV released that is Released"),
     (
@@ -537,7 +552,7 @@ const EARS: [Hears; 11] = [
     (
         "takes a deadline for a client that left",
         |e| if matches!(e, Event::Deadline) { Event::ClientGone } else { e },
-        "settled on Deadline",
+        "does not fit and still led to",
     ),
     (
         "sends both legs of a plan in turn at once",

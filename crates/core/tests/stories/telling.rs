@@ -131,6 +131,7 @@ fn say(action: &Action) -> String {
         Action::Send(leg) => format!("send {}", name(leg)),
         Action::Cancel(leg) => format!("cancel {}", name(leg)),
         Action::Detach(leg) => format!("detach {}", name(leg)),
+        Action::Linger => "linger prefill".to_owned(),
         Action::Release => "release".to_owned(),
         Action::AskAbort(why) => format!("abort by name ({})", why.as_str()),
         Action::Judge(leg, verdict) => {

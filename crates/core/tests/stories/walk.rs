@@ -181,63 +181,63 @@ fn every_order_of_events_keeps_the_rules() {
     let head = "plans, attempts, states, steps, longest order, orders";
     println!("{head}\n{table}");
     expect![[r#"
-        decode only                    1     73     173  10                222
-        decode only                    2    457     981  15               6035
-        decode only                    3    769    1789  20             121724
-        whole                          1     73     173  10                222
-        whole                          2    457     981  15               6035
-        whole                          3    769    1789  20             121724
-        prefill only                   1     73     173  10                222
-        prefill only                   2    457     981  15               6035
-        prefill only                   3    769    1789  20             121724
-        in turn, release               1    181     483  14               3087
-        in turn, release               2   2473    5931  24            1564611
-        in turn, release               3   4411   11379  34          598369555
-        in turn, release, detach       1    190     483  14               3087
-        in turn, release, detach       2   2587    5931  24            1564611
-        in turn, release, detach       3   4630   11379  34          598369555
-        in turn                        1    181     483  14               3087
-        in turn                        2   2470    5913  23            1462961
-        in turn                        3   4405   11343  32          521903083
-        in turn, detach                1    190     483  14               3087
-        in turn, detach                2   2584    5913  23            1462961
-        in turn, detach                3   4624   11343  32          521903083
-        together, decode head          1    133     445  14               1797
-        together, decode head          2   1720    4959  23             533004
-        together, decode head          3   3073    9473  32          119044192
-        together, decode head, detach  1    154     477  14               1797
-        together, decode head, detach  2   1972    5279  23             533004
-        together, decode head, detach  3   3556   10081  32          119044192
-        together, both heads           1    139     523  14               2592
-        together, both heads           2   1945    6291  23            1190753
-        together, both heads           3   3499   12059  32          411651460
-        together, both heads, detach   1    160     555  14               2592
-        together, both heads, detach   2   2221    6643  23            1190753
-        together, both heads, detach   3   4030   12731  32          411651460
-        together, prefill end          1    121     529  14               2988
-        together, prefill end          2   1747    6357  23            1546853
-        together, prefill end          3   3121   12185  32          603062836
-        together, prefill end, detach  1    142     561  14               2988
-        together, prefill end, detach  2   2023    6709  23            1546853
-        together, prefill end, detach  3   3652   12857  32          603062836
-        together, read                 1    133     613  14               8952
-        together, read                 2   2035    7923  23           11548995
-        together, read                 3   3619   15233  32        11196231253
-        together, read, detach         1    154     645  14               8952
-        together, read, detach         2   2335    8307  23           11548995
-        together, read, detach         3   4198   15969  32        11196231253
-        together, read, decode head    1    133     613  14               8952
-        together, read, decode head    2   2035    7923  23           11548995
-        together, read, decode head    3   3619   15233  32        11196231253
-        together, read, both heads     1    133     613  14               8952
-        together, read, both heads     2   2035    7923  23           11548995
-        together, read, both heads     3   3619   15233  32        11196231253
-        as planned today, any          1    901    3716  14             162510
-        as planned today, any          2  18580   66632  24         4186260554
-        as planned today, any          3  34099  129548  34     80650800997118
-        in turn, then together         1    301     991  14              10365
-        in turn, then together         2   4696   13399  24           18674444
-        in turn, then together         3   8473   25807  34        25264184490
+        decode only                    1     74     174  10                223
+        decode only                    2    458     982  15               6036
+        decode only                    3    770    1790  20             121725
+        whole                          1     74     174  10                223
+        whole                          2    458     982  15               6036
+        whole                          3    770    1790  20             121725
+        prefill only                   1     74     174  10                223
+        prefill only                   2    458     982  15               6036
+        prefill only                   3    770    1790  20             121725
+        in turn, release               1    185     484  14               3088
+        in turn, release               2   2522    5932  24            1564612
+        in turn, release               3   4505   11380  34          598369556
+        in turn, release, detach       1    191     484  14               3088
+        in turn, release, detach       2   2588    5932  24            1564612
+        in turn, release, detach       3   4631   11380  34          598369556
+        in turn                        1    182     484  14               3088
+        in turn                        2   2471    5914  23            1462962
+        in turn                        3   4406   11344  32          521903084
+        in turn, detach                1    191     484  14               3088
+        in turn, detach                2   2585    5914  23            1462962
+        in turn, detach                3   4625   11344  32          521903084
+        together, decode head          1    134     446  14               1798
+        together, decode head          2   1721    4960  23             533005
+        together, decode head          3   3074    9474  32          119044193
+        together, decode head, detach  1    155     478  14               1798
+        together, decode head, detach  2   1973    5280  23             533005
+        together, decode head, detach  3   3557   10082  32          119044193
+        together, both heads           1    140     524  14               2593
+        together, both heads           2   1946    6292  23            1190754
+        together, both heads           3   3500   12060  32          411651461
+        together, both heads, detach   1    161     556  14               2593
+        together, both heads, detach   2   2222    6644  23            1190754
+        together, both heads, detach   3   4031   12732  32          411651461
+        together, prefill end          1    122     530  14               2989
+        together, prefill end          2   1748    6358  23            1546854
+        together, prefill end          3   3122   12186  32          603062837
+        together, prefill end, detach  1    143     562  14               2989
+        together, prefill end, detach  2   2024    6710  23            1546854
+        together, prefill end, detach  3   3653   12858  32          603062837
+        together, read                 1    134     614  14               8953
+        together, read                 2   2036    7924  23           11548996
+        together, read                 3   3620   15234  32        11196231254
+        together, read, detach         1    155     646  14               8953
+        together, read, detach         2   2336    8308  23           11548996
+        together, read, detach         3   4199   15970  32        11196231254
+        together, read, decode head    1    134     614  14               8953
+        together, read, decode head    2   2036    7924  23           11548996
+        together, read, decode head    3   3620   15234  32        11196231254
+        together, read, both heads     1    134     614  14               8953
+        together, read, both heads     2   2036    7924  23           11548996
+        together, read, both heads     3   3620   15234  32        11196231254
+        as planned today, any          1    905    3717  14             162511
+        as planned today, any          2  18644   66633  24         4186260555
+        as planned today, any          3  34223  129549  34     80650800997119
+        in turn, then together         1    305     992  14              10366
+        in turn, then together         2   4748   13400  24           18674445
+        in turn, then together         3   8573   25808  34        25264184491
     "#]]
     .assert_eq(&table);
 }

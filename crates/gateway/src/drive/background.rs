@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use baton_core::abort::Class;
 use baton_core::breaker::Verdict;
+use baton_core::dice::Dice;
 use baton_core::exchange::{Leg, Outcome};
 use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::handoff;
@@ -19,13 +20,14 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::{Drive, give_back};
 use crate::gateway::Gateway;
 use crate::lane::Lane;
-use crate::telemetry::LegEnd;
+use crate::telemetry::{HandoffOut, LegEnd};
 use crate::upstream::{self, LegEvent, LegRequest, Want};
 
 impl Drive {
     /// Lets the leg finish in the background, with its lease.
     pub(super) fn detach(&mut self, leg: Leg) {
-        let (Some(io), Some(mut taken)) = (self.legs[leg as usize].take(), self.taken[leg as usize].take())
+        let (Some(mut io), Some(mut taken)) =
+            (self.legs[leg as usize].take(), self.taken[leg as usize].take())
         else {
             return;
         };
@@ -49,9 +51,10 @@ impl Drive {
             };
             let (end, verdict, odd) = tokio::select! {
                 biased;
-                drained = drained(io, name, limit) => drained,
+                drained = drained(&mut io, name, limit) => drained,
                 () = called_off => (LegEnd::Dropped, Verdict::Mute, None),
             };
+            drop(io);
             let class = match end {
                 LegEnd::Done | LegEnd::Dropped => odd,
                 LegEnd::Failed => Some(Class::Transport),
@@ -86,34 +89,20 @@ impl Drive {
         let dropped = |handoff| self.gateway.telemetry.background().released(LegEnd::Dropped, handoff);
         let Some((runtime, place)) = self.background() else { return dropped(handoff) };
         let (Some(plan), Some(prefill)) = (&self.plan, &self.record.prefill) else { return dropped(handoff) };
-        let now = self.now;
+        let edits = handoff::release_edits(&self.ask, &plan.decode);
+        let request = self.original().with(&edits, &plan.request_id);
         let avoid = self.record.decode.as_ref().map_or("", |w| w.id.as_str());
-        let fleet = self.gateway.registry.fleet();
-        let Some(taken) = place::partner(&fleet, &prefill.id, avoid, now, &mut self.dice) else {
-            return self.gateway.telemetry.background().released(LegEnd::Dropped, handoff);
-        };
-        let request = self.request(
-            &handoff::release_edits(&self.ask, &plan.decode),
-            &plan.request_id,
-            handoff::rank(&taken.seat.worker),
-        );
-        // It must not be lost with a connection that had grown old: nothing is sent twice here.
-        let request = LegRequest { fresh: true, ..request };
-        let io = upstream::Leg::send(&self.lane.pool, self.lane.clock, &taken.seat, request, Want::Drained);
-        let limit = self.gateway.rules.exchange.release_timeout;
-        let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
-        runtime.spawn(async move {
-            let (end, verdict, _) = drained(io, LegName::Decode, limit).await;
-            // A decode that is too busy for a throw-away request is not ill.
-            let verdict = if end == LegEnd::TimedOut { Verdict::Mute } else { verdict };
-            taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
-            gateway.telemetry.background().released(end, handoff);
-            give_back(taken, &gateway);
-            drop(place);
-        });
+        let kv = Kv { prefill: &prefill.id, avoid, request };
+        match ThrowAway::send(&self.gateway, &self.lane, kv, &mut self.dice) {
+            None => self.gateway.telemetry.background().released(LegEnd::Dropped, handoff),
+            Some(throw_away) => drop(runtime.spawn(async move {
+                throw_away.end(handoff).await;
+                drop(place);
+            })),
+        }
     }
 
-    fn judge(&self, taken: &Taken, verdict: Verdict) {
+    pub(super) fn judge(&self, taken: &Taken, verdict: Verdict) {
         taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);
     }
 
@@ -125,8 +114,65 @@ impl Drive {
     }
 }
 
+/// KV that nobody wants any more, and how a decode is told of it.
+pub(super) struct Kv<'a> {
+    pub prefill: &'a str,
+    /// The decode that failed, if there was one.
+    pub avoid: &'a str,
+    pub request: LegRequest,
+}
+
+/// A decode of one token under way, which fetches KV so that its prefill can let go of it.
+pub(super) struct ThrowAway {
+    gateway: Arc<Gateway>,
+    lane: Arc<Lane>,
+    taken: Taken,
+    io: upstream::Leg,
+}
+
+impl ThrowAway {
+    /// `None`: no decode can take it.
+    pub(super) fn send(
+        gateway: &Arc<Gateway>,
+        lane: &Arc<Lane>,
+        kv: Kv<'_>,
+        dice: &mut Dice,
+    ) -> Option<ThrowAway> {
+        let fleet = gateway.registry.fleet();
+        let taken = place::partner(&fleet, kv.prefill, kv.avoid, lane.clock.now(), dice)?;
+        // It must not be lost with a connection that had grown old: nothing is sent twice here.
+        let request = LegRequest { rank: handoff::rank(&taken.seat.worker), fresh: true, ..kv.request };
+        let io = upstream::Leg::send(&lane.pool, lane.clock, &taken.seat, request, Want::Drained);
+        Some(ThrowAway { gateway: gateway.clone(), lane: lane.clone(), taken, io })
+    }
+
+    pub(super) async fn end(self, handoff: Option<HandoffOut>) {
+        let ThrowAway { gateway, lane, taken, mut io } = self;
+        let (end, verdict, _) =
+            drained(&mut io, LegName::Decode, gateway.rules.exchange.release_timeout).await;
+        drop(io);
+        // A decode that is too busy for a throw-away request is not ill.
+        let verdict = if end == LegEnd::TimedOut { Verdict::Mute } else { verdict };
+        taken.seat.pulse.record(verdict, &gateway.rules.breaker, lane.clock.now());
+        gateway.telemetry.background().released(end, handoff);
+        give_back(taken, &gateway);
+    }
+}
+
 /// Reads a leg to its end. What became of it, what that says about its worker, and what was wrong with a good answer.
-async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegEnd, Verdict, Option<Class>) {
+async fn drained(io: &mut upstream::Leg, name: LegName, limit: Duration) -> (LegEnd, Verdict, Option<Class>) {
+    match read_out(io, limit).await {
+        None => (LegEnd::TimedOut, Verdict::Bad, None),
+        Some(LegEvent::Ended(gist)) => (LegEnd::Done, Verdict::Good, gist.class()),
+        Some(event) => {
+            let (end, verdict) = judged(&event, name);
+            (end, verdict, None)
+        }
+    }
+}
+
+/// The last event of a leg. `None`: it did not come in time.
+pub(super) async fn read_out(io: &mut upstream::Leg, limit: Duration) -> Option<LegEvent> {
     let end = poll_fn(|cx: &mut Context<'_>| {
         loop {
             match io.poll_event(cx) {
@@ -135,16 +181,19 @@ async fn drained(mut io: upstream::Leg, name: LegName, limit: Duration) -> (LegE
             }
         }
     });
-    match tokio::time::timeout(limit, end).await {
-        Err(_) => (LegEnd::TimedOut, Verdict::Bad, None),
-        Ok(LegEvent::Ended(gist)) => (LegEnd::Done, Verdict::Good, gist.class()),
-        Ok(LegEvent::Answer(_) | LegEvent::Head(_)) => (LegEnd::Done, Verdict::Good, None),
-        Ok(LegEvent::Refused { status, body, retry_after }) => {
-            let refusal = read_refusal(status, &body, retry_after, false);
-            (LegEnd::Failed, Fault::Refused { leg: name, refusal }.verdict(name), None)
+    tokio::time::timeout(limit, end).await.ok()
+}
+
+/// What the end of a leg says about its worker.
+pub(super) fn judged(event: &LegEvent, name: LegName) -> (LegEnd, Verdict) {
+    match event {
+        LegEvent::Ended(_) | LegEvent::Answer(_) | LegEvent::Head(_) => (LegEnd::Done, Verdict::Good),
+        LegEvent::Refused { status, body, retry_after } => {
+            let refusal = read_refusal(*status, body, retry_after.clone(), false);
+            (LegEnd::Failed, Fault::Refused { leg: name, refusal }.verdict(name))
         }
-        Ok(LegEvent::Stale(_)) => (LegEnd::Failed, Verdict::Mute, None),
-        Ok(LegEvent::Unreachable(_) | LegEvent::Broken(_)) => (LegEnd::Failed, Verdict::Bad, None),
+        LegEvent::Stale(_) => (LegEnd::Failed, Verdict::Mute),
+        LegEvent::Unreachable(_) | LegEvent::Broken(_) => (LegEnd::Failed, Verdict::Bad),
     }
 }
 

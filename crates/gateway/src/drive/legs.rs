@@ -4,13 +4,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use baton_core::ask::Api;
+use baton_core::body::Envelope;
 use baton_core::exchange::{Event, Failure, Handed, Leg, Order};
 use baton_core::fault::{Fault, LegName, read_refusal};
 use baton_core::fleet::Worker;
 use baton_core::handoff::{Edits, Plan};
 use baton_core::place::Taken;
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 use super::Drive;
 use super::joint::Joint;
@@ -20,6 +22,26 @@ use crate::upstream::{self, LegBody, LegEvent, LegRequest, Want};
 pub(super) struct Held {
     pub answer: Bytes,
     pub again: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// What the client sent, as far as legs are made of it.
+pub(super) struct Original<'a> {
+    pub api: Api,
+    pub forward: &'a [(HeaderName, HeaderValue)],
+    pub body: &'a Envelope,
+}
+
+impl Original<'_> {
+    pub fn with(&self, edits: &Edits, request_id: &str) -> LegRequest {
+        LegRequest {
+            api: self.api,
+            id: HeaderValue::from_str(request_id).ok(),
+            rank: None,
+            forward: self.forward.to_vec(),
+            body: LegBody::new(self.body.splice(edits).pieces()),
+            fresh: false,
+        }
+    }
 }
 
 impl Drive {
@@ -51,14 +73,12 @@ impl Drive {
     /// The client's request with these edits, under the id that both engines log, for one rank of the
     /// engine where the plan wants it there.
     pub(super) fn request(&self, edits: &Edits, request_id: &str, rank: Option<u32>) -> LegRequest {
-        LegRequest {
-            api: self.ask.api,
-            id: HeaderValue::from_str(request_id).ok(),
-            rank,
-            forward: self.forward.clone(),
-            body: LegBody::new(self.body.splice(edits).pieces()),
-            fresh: self.fresh,
-        }
+        LegRequest { rank, fresh: self.fresh, ..self.original().with(edits, request_id) }
+    }
+
+    /// What the client sent.
+    pub(super) fn original(&self) -> Original<'_> {
+        Original { api: self.ask.api, forward: &self.forward, body: &self.body }
     }
 
     /// Holds an answer back while its worker is asked whether it is still the one that the plan knew.

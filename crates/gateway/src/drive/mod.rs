@@ -11,6 +11,7 @@ pub mod fan;
 pub use background::sweep;
 mod joint;
 mod legs;
+mod linger;
 mod watch;
 
 use legs::Held;
@@ -244,6 +245,7 @@ impl Drive {
             Action::Send(leg) => self.send(leg),
             Action::Cancel(leg) => self.close(leg),
             Action::Detach(leg) => self.detach(leg),
+            Action::Linger => self.linger(),
             Action::Release => self.release(),
             Action::AskAbort(why) => self.ask_abort(why),
             Action::Judge(leg, verdict) => {

@@ -59,9 +59,9 @@ fn the_client_leaves_just_before_the_first_token_ends_it() {
     check(
         &["placed context-first", "client gone", "answered final"],
         expect![[r#"
-        placed context-first     -> send prefill
-        client gone              -> cancel prefill, judge prefill mute, free prefill, judge decode mute, free decode, settle client_gone
-        answered final           -> nothing
-    "#]],
+            placed context-first     -> send prefill
+            client gone              -> linger prefill, judge decode mute, free decode, settle client_gone
+            answered final           -> nothing
+        "#]],
     );
 }

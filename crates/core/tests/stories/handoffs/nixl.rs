@@ -385,9 +385,9 @@ fn the_client_leaves_during_the_prefill() {
     check(
         &["placed nixl", "client gone"],
         expect![[r#"
-        placed nixl              -> send prefill
-        client gone              -> cancel prefill, judge prefill mute, free prefill, judge decode mute, free decode, settle client_gone
-    "#]],
+            placed nixl              -> send prefill
+            client gone              -> linger prefill, judge decode mute, free decode, settle client_gone
+        "#]],
     );
 }
 

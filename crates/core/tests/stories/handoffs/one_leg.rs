@@ -2,6 +2,8 @@
 
 use expect_test::expect;
 
+use crate::telling::Telling;
+
 use super::{check, check_retried};
 
 #[test]
@@ -169,4 +171,9 @@ fn a_retry_may_land_on_another_kind_of_plan() {
             ended whole              -> judge decode good, free decode, settle served
         "#]],
     );
+}
+
+#[test]
+fn a_part_of_a_request_is_dropped_before_it_has_begun() {
+    assert_eq!(Telling::new(1).hear("client gone"), "settle client_gone");
 }

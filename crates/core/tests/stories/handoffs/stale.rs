@@ -150,12 +150,12 @@ fn and_then_nobody_takes_it() {
     check(
         &["placed nixl", "prefill stale", "full", "room", "placed nixl", "client gone"],
         expect![[r#"
-        placed nixl              -> send prefill
-        prefill stale            -> judge prefill mute, free prefill, judge decode mute, free decode, renew
-        full                     -> queue
-        room                     -> place
-        placed nixl              -> send prefill
-        client gone              -> cancel prefill, judge prefill mute, free prefill, judge decode mute, free decode, settle client_gone
-    "#]],
+            placed nixl              -> send prefill
+            prefill stale            -> judge prefill mute, free prefill, judge decode mute, free decode, renew
+            full                     -> queue
+            room                     -> place
+            placed nixl              -> send prefill
+            client gone              -> linger prefill, judge decode mute, free decode, settle client_gone
+        "#]],
     );
 }

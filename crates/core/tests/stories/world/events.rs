@@ -65,8 +65,11 @@ impl World {
 
     /// Events from outside, possible until the end.
     pub fn exogenous(&self) -> Vec<Event> {
-        if self.settled.is_some() || self.owed == Owed::Begin {
+        if self.settled.is_some() {
             return vec![];
+        }
+        if self.owed == Owed::Begin {
+            return vec![Event::ClientGone];
         }
         let mut events = vec![Event::ClientGone, Event::Deadline, Event::Drain];
         if self.in_flight(Leg::Decode) {
@@ -92,7 +95,8 @@ impl World {
                 Event::Failed(f) => self.in_flight(f.leg),
                 Event::Stale(f) => self.at(f.leg) == At::Sent,
                 Event::Silent(_) => self.in_flight(Leg::Decode),
-                Event::ClientGone | Event::Deadline | Event::Drain => self.owed != Owed::Begin,
+                Event::ClientGone => true,
+                Event::Deadline | Event::Drain => self.owed != Owed::Begin,
             }
     }
 

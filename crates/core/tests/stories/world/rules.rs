@@ -31,6 +31,10 @@ impl World {
             Action::Cancel(leg) => {
                 must(self.in_flight(*leg), || format!("{leg:?} is not in flight"))?;
                 let lived_on = *leg == Leg::Prefill && self.told == Told::Started;
+                let lingers = matches!(event, Event::ClientGone)
+                    && *leg == Leg::Prefill
+                    && self.course.is_some_and(|c| c.release);
+                must(!lingers, || "closed in what may be its last step".to_owned())?;
                 must(!lived_on, || "closing it aborts the transfer that the answer lives on".to_owned())?;
                 self.at[*leg as usize] = At::Dropped;
                 if *leg == Leg::Decode && self.is(Order::InTurn) {
@@ -39,6 +43,12 @@ impl World {
                 Ok(())
             }
             Action::Detach(leg) => self.detach(*leg),
+            Action::Linger => {
+                must(matches!(event, Event::ClientGone), || format!("lingers after {event:?}"))?;
+                must(self.course.is_some_and(|c| c.release), || "nothing could be released".to_owned())?;
+                must(self.told == Told::Nothing, || "lingers after the client was answered".to_owned())?;
+                self.live_on(Leg::Prefill)
+            }
             Action::Release => {
                 must(self.kv == Kv::Held, || format!("KV released that is {:?}", self.kv))?;
                 self.kv = Kv::Released;
@@ -131,10 +141,15 @@ impl World {
     }
 
     fn detach(&mut self, leg: Leg) -> Checked {
-        must(leg == Leg::Prefill && self.in_flight(leg), || format!("{leg:?} detached, not in flight"))?;
-        must(!self.judged[leg as usize], || format!("{leg:?} was judged before it was detached"))?;
         let by_plan = self.course.is_some_and(|c| c.prefill_abort == Abort::Detach);
         must(by_plan || self.told == Told::Started, || "the plan says to cancel it".to_owned())?;
+        self.live_on(leg)
+    }
+
+    /// The leg goes on without the exchange.
+    fn live_on(&mut self, leg: Leg) -> Checked {
+        must(leg == Leg::Prefill && self.in_flight(leg), || format!("{leg:?} detached, not in flight"))?;
+        must(!self.judged[leg as usize], || format!("{leg:?} was judged before it was detached"))?;
         self.at[leg as usize] = At::Detached;
         must(std::mem::take(&mut self.leased[leg as usize]), || format!("{leg:?} has no lease to take along"))
     }

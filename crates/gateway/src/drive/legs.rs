@@ -173,7 +173,7 @@ impl Drive {
         }
     }
 
-    fn failure(&self, leg: Leg, fault: impl FnOnce(LegName) -> Fault, delivered: bool) -> Event {
+    pub(super) fn failure(&self, leg: Leg, fault: impl FnOnce(LegName) -> Fault, delivered: bool) -> Event {
         let name = self.plan.as_ref().map_or(LegName::Decode, |p| p.course.name(leg));
         Event::Failed(Failure { leg, fault: fault(name), delivered })
     }

@@ -513,8 +513,12 @@ impl Drive {
             self.backoff = None;
             return Poll::Ready(Event::Resume);
         }
-        let due = self.due(cx).filter(|due| *due < self.deadline);
-        ready!(self.alarm.poll(due.unwrap_or(self.deadline), self.now, cx));
+        let late = self.prefill_due().filter(|late| *late < self.deadline);
+        let due = self.due(cx).filter(|due| *due < late.unwrap_or(self.deadline));
+        ready!(self.alarm.poll(due.or(late).unwrap_or(self.deadline), self.now, cx));
+        if due.is_none() && late.is_some() {
+            return Poll::Ready(self.prefill_late());
+        }
         Poll::Ready(due.and_then(|_| self.silence()).map_or(Event::Deadline, Event::Silent))
     }
 

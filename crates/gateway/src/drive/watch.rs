@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use baton_core::exchange::Leg;
+use baton_core::exchange::{Event, Leg};
 use baton_core::fault::Fault;
 use baton_core::time::Instant;
 
@@ -30,6 +30,20 @@ impl Drive {
     /// The worker that answers has been silent for too long.
     pub(super) fn silence(&self) -> Option<Fault> {
         self.watch.barks(self.heard(), self.now)
+    }
+
+    /// When the prefill has to have answered, where AIBrix's strategy gives it a time of its own.
+    pub(super) fn prefill_due(&self) -> Option<Instant> {
+        let limit = self.routing.is_pd().then_some(self.routing.knobs.prefill_timeout)?;
+        let moments = &self.record.moments;
+        let runs = self.legs[Leg::Prefill as usize].is_some() && moments.prefill_done.is_none();
+        moments.prefill_sent.filter(|_| runs).map(|sent| sent.after(limit))
+    }
+
+    /// It has not.
+    pub(super) fn prefill_late(&self) -> Event {
+        let seconds = self.routing.knobs.prefill_timeout.as_secs();
+        self.failure(Leg::Prefill, |leg| Fault::Deadline { leg, seconds }, true)
     }
 
     /// When the last piece of the answer's body came.

@@ -2,10 +2,10 @@
 
 use baton_core::fleet::Role;
 use baton_gateway::registry::Spec;
-use baton_sim::{Dialect, FleetSpec};
+use baton_sim::{Dialect, FaultKind, FleetSpec, Where};
 use serde_json::json;
 
-use crate::support::{Ask, House, PROMPT, Plan, Reply, until};
+use crate::support::{Ask, House, PROMPT, Plan, Reply, on, until};
 
 const CONFIG: &str = "model.aibrix.ai/config";
 
@@ -144,6 +144,26 @@ async fn the_strategy_is_the_clients_to_name_unless_the_operator_says_so() {
     let reply = Ask::chat(PROMPT, 5).served(house.address).await;
     assert_eq!(reply.header("x-aibrix-config-profile"), "");
     house.close().await;
+}
+
+#[tokio::test]
+async fn a_prefill_that_takes_too_long_fails_its_request_alone() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let config = r#"{"profiles":{"default":{"routingStrategy":"pd",
+            "routingConfig":{"pd":{"prefillRequestTimeout":1}}}}}"#;
+        let pair = Plan::pairs(dialect, 1, 1).no_retries().registered(move |spec| {
+            spec.annotations = [(CONFIG.to_owned(), config.to_owned())].into();
+        });
+        let mut house = pair.open().await;
+        house.expire_what_was_stranded();
+        house.arm(0, on(Where::Prefill, FaultKind::Stall)).await;
+        let late = Ask::chat(PROMPT, 5).post(house.address).await;
+        assert_eq!(late.error(), (504, "request_timeout".into()), "{dialect:?}");
+        assert_eq!(late.header("x-error-pd-prefill"), "true");
+        assert!(late.text().contains("1 s; waiting for the prefill"), "{}", late.text());
+        Ask::chat(PROMPT, 5).served(house.address).await;
+        house.close().await;
+    }
 }
 
 #[tokio::test]

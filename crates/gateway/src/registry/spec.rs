@@ -80,6 +80,11 @@ const AIBRIX_LABELS: [&str; 6] = [
     "stormservice.orchestration.aibrix.ai/role-replica-index",
 ];
 
+/// The annotation that says where an SGLang prefill's bootstrap server listens.
+const BOOTSTRAP_PORT: &str = "model.aibrix.ai/sglang-bootstrap-port";
+/// Where it listens if a pod says nothing.
+const BOOTSTRAP_PORT_OF_PODS: u16 = 8998;
+
 impl Spec {
     /// A worker with SMG 1.13's defaults.
     pub fn new(url: impl Into<String>, role: Role) -> Spec {
@@ -131,6 +136,7 @@ impl Spec {
 
     /// Labels that name a field become the field, unless that was given too (SMG 1.13).
     pub fn lift_labels(&mut self) {
+        self.lift_pod();
         for (label, field) in [
             ("kv_connector", &mut self.kv_connector),
             ("kv_role", &mut self.kv_role),
@@ -141,6 +147,25 @@ impl Spec {
                 *field = field.take().or(value);
             }
         }
+    }
+
+    /// What AIBrix's labels and annotations say of the worker, where nothing else was registered (its page on PD).
+    fn lift_pod(&mut self) {
+        let label = |name: &str| self.labels.get(name).map(|v| v.trim()).filter(|v| !v.is_empty());
+        let engine = label("model.aibrix.ai/engine").and_then(Engine::parse);
+        let model = label("model.aibrix.ai/name").map(|id| Model { id: id.to_owned(), context_length: None });
+        let port = self.annotations.get(BOOTSTRAP_PORT).or_else(|| self.labels.get(BOOTSTRAP_PORT));
+        let port = port.and_then(|text| text.trim().parse().ok()).filter(|port| *port > 0);
+        self.engine = self.engine.or(engine);
+        self.bootstrap_port = self.bootstrap_port.or(port);
+        if self.models.is_empty() {
+            self.models.extend(model);
+        }
+    }
+
+    /// The role that AIBrix's label says. `None`: it says none.
+    pub fn role_of_pod(labels: &BTreeMap<String, String>) -> Option<Role> {
+        Role::parse(labels.get("role-name")?).filter(|role| matches!(role, Role::Prefill | Role::Decode))
     }
 
     /// The worker that routing sees: what was registered, and where that says nothing, what was found out.
@@ -166,6 +191,9 @@ impl Spec {
         w.priority = self.priority;
         w.cost = self.cost;
         w.pod = self.pod();
+        if w.pod.is_some() && w.engine == Engine::Sglang && w.role == Role::Prefill && !self.no_bootstrap {
+            w.bootstrap_port = w.bootstrap_port.or(Some(BOOTSTRAP_PORT_OF_PODS));
+        }
         w
     }
 
@@ -275,6 +303,32 @@ mod tests {
         assert_eq!((pod.name.as_str(), pod.ip.as_str()), ("10.0.0.1", "10.0.0.1"));
         spec.labels.insert("pod_name".into(), "p-0".into());
         assert_eq!(spec.worker("i", None).pod.unwrap().name, "p-0");
+    }
+
+    #[test]
+    fn a_pods_labels_say_what_it_is() {
+        let labels = |engine: &str, role: &str| -> BTreeMap<String, String> {
+            let all =
+                [("model.aibrix.ai/engine", engine), ("model.aibrix.ai/name", "m"), ("role-name", role)];
+            all.map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+        };
+        let mut spec = Spec::new("http://10.0.0.1:8000", Role::Prefill);
+        spec.labels = labels("sglang", "prefill");
+        assert_eq!(Spec::role_of_pod(&spec.labels), Some(Role::Prefill));
+        assert_eq!(Spec::role_of_pod(&labels("vllm", "all")), None);
+        spec.lift_labels();
+        let w = spec.worker("i", None);
+        assert_eq!((w.engine, w.models.as_slice()), (Engine::Sglang, ["m".to_owned()].as_slice()));
+        assert_eq!(w.bootstrap_port, Some(8998), "AIBrix's default");
+        for (text, port) in [("9001", 9001), ("x", 8998), ("0", 8998)] {
+            let mut spec = Spec { bootstrap_port: None, ..spec.clone() };
+            spec.annotations = [(BOOTSTRAP_PORT.to_owned(), text.to_owned())].into();
+            spec.lift_labels();
+            assert_eq!(spec.worker("i", None).bootstrap_port, Some(port), "{text}");
+        }
+        spec.engine = Some(Engine::Vllm);
+        spec.lift_labels();
+        assert_eq!(spec.worker("i", None).engine, Engine::Vllm, "what was registered wins");
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use baton_core::fleet::Role;
 use baton_gateway::registry::Spec;
 use baton_sim::{Dialect, FaultKind, FleetSpec, Where};
+use http::Method;
 use serde_json::json;
 
-use crate::support::{Ask, House, PROMPT, Plan, Reply, on, until};
+use crate::support::{Ask, House, PROMPT, Plan, Reply, on, request, until};
 
 const CONFIG: &str = "model.aibrix.ai/config";
 
@@ -34,6 +35,9 @@ fn tiers() -> Plan {
     Plan::new(engines).env("AIBRIX_PROMPT_LENGTH_BUCKETING", "true").registered(three_tiers)
 }
 
+/// The page's example, pod by pod.
+const PODS: &str = include_str!("aibrix/three_tiers.json");
+
 fn long() -> Ask {
     Ask::chat(&"a word after another ".repeat(600), 5)
 }
@@ -58,6 +62,33 @@ async fn short_prompts_go_to_the_pair_and_long_ones_to_the_standard_pod() {
     }
     assert!(house.gateway().knobs.bucketing);
     house.close().await;
+}
+
+#[tokio::test]
+async fn labels_and_annotations_are_all_that_is_registered() {
+    let engines = FleetSpec::pairs(Dialect::Vllm, 1, 1).and(FleetSpec::whole(Dialect::Vllm, 1));
+    let plan = Plan::new(engines).env("AIBRIX_PROMPT_LENGTH_BUCKETING", "true").empty();
+    let mut house = plan.open().await;
+    let pods: Vec<serde_json::Value> = serde_json::from_str(PODS).unwrap();
+    for (at, mut pod) in pods.into_iter().enumerate() {
+        pod["url"] = house.url(at).into();
+        let body = pod.to_string();
+        let json = [("content-type", "application/json")];
+        let reply = Reply::send(house.address, request(Method::POST, "/workers", &json, body.into())).await;
+        assert_eq!(reply.status, 202, "{}", reply.text());
+    }
+    house.ready().await;
+    let roles = [0, 1, 2].map(|at| house.seat(at).worker.role);
+    assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Whole]);
+    assert_eq!(pods_of(&house, Ask::chat(PROMPT, 5)).await, ("prefill-0".into(), "decode-0".into()));
+    assert_eq!(pods_of(&house, long()).await, (String::new(), "standard-0".into()));
+    house.close().await;
+}
+
+async fn pods_of(house: &House, ask: Ask) -> (String, String) {
+    let reply = ask.served(house.address).await;
+    let (prefill, answering) = pods(&reply);
+    (prefill.to_owned(), answering.to_owned())
 }
 
 #[tokio::test]
@@ -117,7 +148,7 @@ async fn the_strategy_is_the_clients_to_name_unless_the_operator_says_so() {
             spec.annotations = [(CONFIG.to_owned(), text.to_owned())].into();
         }
     };
-    let pair = || Plan::pairs(Dialect::Sglang, 1, 1);
+    let pair = || Plan::pairs(Dialect::Vllm, 1, 1);
     let house: House = pair().open().await;
     let reply = Ask::chat(PROMPT, 5).post_with(house.address, &[("routing-strategy", "pd")]).await;
     assert_eq!((reply.status, reply.header("routing-strategy")), (200, "pd"));

@@ -144,11 +144,13 @@ pub(super) fn read_spec(body: &Bytes) -> Result<Spec, Reply> {
     if !idle.is_empty() {
         tracing::warn!(url, fields = ?idle, "a worker is registered with fields that have no effect");
     }
-    let role = match json.worker_type.unwrap_or(WorkerType::Regular) {
-        WorkerType::Regular => Role::Whole,
-        WorkerType::Prefill => Role::Prefill,
-        WorkerType::Decode => Role::Decode,
-        WorkerType::Encode => return Err(Reply::bad("worker_type: encode workers are not served yet")),
+    let of_pod = || json.labels.as_ref().and_then(Spec::role_of_pod).unwrap_or(Role::Whole);
+    let role = match json.worker_type {
+        None => of_pod(),
+        Some(WorkerType::Regular) => Role::Whole,
+        Some(WorkerType::Prefill) => Role::Prefill,
+        Some(WorkerType::Decode) => Role::Decode,
+        Some(WorkerType::Encode) => return Err(Reply::bad("worker_type: encode workers are not served yet")),
     };
     Ok(Spec {
         engine: json.runtime_type.and_then(engine),

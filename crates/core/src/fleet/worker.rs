@@ -31,6 +31,11 @@ impl Role {
     pub fn parse(s: &str) -> Option<Role> {
         Role::ALL.into_iter().find(|r| r.as_str() == s)
     }
+
+    /// By AIBrix's label `role-name`. `None`: it says none that Baton knows, so the pod runs both phases.
+    pub fn of_pod(name: &str) -> Option<Role> {
+        [Role::Prefill, Role::Decode].into_iter().find(|r| r.as_str() == name)
+    }
 }
 
 /// SMG's `runtime_type`.
@@ -198,6 +203,8 @@ pub struct Worker {
     pub pod: Option<Pod>,
 }
 
+const BOOTSTRAP_PORT_OF_PODS: u16 = 8998;
+
 impl Worker {
     /// A worker of which only this much is known.
     pub fn new(id: impl Into<String>, url: impl Into<String>, role: Role) -> Worker {
@@ -241,6 +248,13 @@ impl Worker {
     /// A label, trimmed; an empty one counts as absent.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.get(name).map(|v| v.trim()).filter(|v| !v.is_empty())
+    }
+
+    /// Where the bootstrap server of an AIBrix pod listens that says nothing of it: an SGLang prefill's has a default
+    /// there (AIBrix's page on PD).
+    pub fn default_bootstrap(&self) -> Option<u16> {
+        let has_one = self.pod.is_some() && self.engine == Engine::Sglang && self.role == Role::Prefill;
+        has_one.then_some(BOOTSTRAP_PORT_OF_PODS)
     }
 
     /// An annotation, or a label of that name where somebody knows labels only.

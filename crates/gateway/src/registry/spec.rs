@@ -82,8 +82,6 @@ const AIBRIX_LABELS: [&str; 6] = [
 
 /// The annotation that says where an SGLang prefill's bootstrap server listens.
 const BOOTSTRAP_PORT: &str = "model.aibrix.ai/sglang-bootstrap-port";
-/// Where it listens if a pod says nothing.
-const BOOTSTRAP_PORT_OF_PODS: u16 = 8998;
 
 impl Spec {
     /// A worker with SMG 1.13's defaults.
@@ -165,7 +163,7 @@ impl Spec {
 
     /// The role that AIBrix's label says. `None`: it says none.
     pub fn role_of_pod(labels: &BTreeMap<String, String>) -> Option<Role> {
-        Role::parse(labels.get("role-name")?).filter(|role| matches!(role, Role::Prefill | Role::Decode))
+        Role::of_pod(labels.get("role-name")?)
     }
 
     /// The worker that routing sees: what was registered, and where that says nothing, what was found out.
@@ -191,8 +189,8 @@ impl Spec {
         w.priority = self.priority;
         w.cost = self.cost;
         w.pod = self.pod();
-        if w.pod.is_some() && w.engine == Engine::Sglang && w.role == Role::Prefill && !self.no_bootstrap {
-            w.bootstrap_port = w.bootstrap_port.or(Some(BOOTSTRAP_PORT_OF_PODS));
+        if !self.no_bootstrap {
+            w.bootstrap_port = w.bootstrap_port.or(w.default_bootstrap());
         }
         w
     }

@@ -173,7 +173,8 @@ fn url(node: Node, what: &str) -> Result<String, Broken> {
 fn role(node: Node, what: &str) -> Result<Role, Broken> {
     let line = node.line;
     let word = read::text(node, what)?;
-    let found = if word == "whole" { Some(Role::Whole) } else { Role::parse(&word) };
+    let found =
+        if ["whole", "combined"].contains(&word.as_str()) { Some(Role::Whole) } else { Role::parse(&word) };
     found.ok_or_else(|| (line, format!("{what} must be prefill, decode, encode or whole, not {word:?}")))
 }
 

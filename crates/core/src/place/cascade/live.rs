@@ -91,6 +91,14 @@ impl<'a> Decision<'a> {
         let mut tries = 0;
         loop {
             receipt.again();
+            if let Some((blocks, found)) = &self.prompt {
+                receipt.step("index", !found.is_empty(), || {
+                    let (blocks, some) = (blocks.hashes.len(), found.len());
+                    format!(
+                        "{blocks} blocks; by what was sent, which is a guess, {some} workers have some of it"
+                    )
+                });
+            }
             let ready = self.ready(true);
             let sorted = sort(self.yard, &ready, self.wanted())?;
             self.advise(&sorted);

@@ -156,6 +156,8 @@ fn what_is_no_scenario_is_refused_with_its_line() {
         assert!(error.starts_with(why), "{text}\n{error}\n{why}");
     }
     assert!(decide("s", worker).unwrap().decisions.is_empty());
+    let typo = decide("s", "env: {AIBRIX_MIN_MATCH_PTC: 30}").unwrap();
+    assert_eq!(typo.warnings, ["AIBRIX_MIN_MATCH_PTC is read by nothing here"]);
 }
 
 #[test]

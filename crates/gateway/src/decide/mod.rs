@@ -11,12 +11,13 @@ mod scenario;
 
 use std::fmt;
 
+use baton_core::place::cascade::knobs::Knobs;
 use serde_json::{Value, json};
 
 pub use output::Decision;
 pub use scenario::REQUESTS_MAX;
 
-use crate::config::Config;
+use crate::config::{Config, settings};
 
 /// Largest scenario that is read, in bytes.
 pub const SCENARIO_MAX_BYTES: u64 = 64 << 20;
@@ -101,12 +102,27 @@ pub fn decide(path: &str, text: &str) -> Result<Report, BadScenario> {
     if let [first, ..] = loaded.refusals().as_slice() {
         return Err(broken(None, first.clone()));
     }
+    let mut warnings = loaded.warnings();
+    warnings.extend(
+        scenario
+            .env
+            .iter()
+            .filter(|(name, _)| !is_read(name))
+            .map(|(name, _)| format!("{name} is read by nothing here")),
+    );
     let decisions = replay::play(&scenario, &loaded.config);
     let unmet = scenario.expect.map_or_else(Vec::new, |due| {
         let got: Vec<Value> = decisions.iter().map(Decision::to_json).collect();
         expect::unmet(&due, &got)
     });
-    Ok(Report { path: path.to_owned(), warnings: loaded.warnings(), decisions, unmet })
+    Ok(Report { path: path.to_owned(), warnings, decisions, unmet })
+}
+
+/// Does any setting come from this variable?
+fn is_read(name: &str) -> bool {
+    name == "BATON_CONFIG"
+        || Knobs::VARIABLES.iter().any(|(own, _)| *own == name)
+        || settings().any(|setting| setting.environment().iter().any(|own| own == name))
 }
 
 /// A flag may stand with its values in one text.

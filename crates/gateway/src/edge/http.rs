@@ -129,6 +129,8 @@ impl Desk {
             }
             Turn::Start(head) => self.start(api, drive, head),
             Turn::Tell(body) => {
+                let comment = drive.comment().filter(|_| drive.record.stream).unwrap_or_default();
+                let body = if comment.is_empty() { body } else { [comment, body].concat().into() };
                 let mut reply = told(api, &drive.record, body);
                 drive.explain(reply.headers_mut());
                 reply

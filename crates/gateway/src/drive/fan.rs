@@ -274,14 +274,17 @@ pub struct FanRelay {
     /// When the client last got something, and the timer of a silence.
     heard: Instant,
     alarm: Alarm,
+    /// What the stream begins with: why the first part's workers were chosen, if the client asked.
+    comment: Option<Bytes>,
 }
 
 impl FanRelay {
     fn new(api: Api, drives: Vec<Part>, whole: Whole, gather: Gather) -> FanRelay {
         let join = Join::new(api, drives.len() as u32, whole.gateway.rules.answer);
         let (heard, alarm) = (whole.lane.clock.now(), Alarm::new(whole.lane.clock));
+        let comment = drives.first().and_then(|part| part.drive.comment());
         let drives = drives.into_iter().map(Some).collect();
-        FanRelay { whole, api, join, gather, drives, heard, alarm }
+        FanRelay { whole, api, join, gather, drives, heard, alarm, comment }
     }
 
     pub fn is_over(&self) -> bool {
@@ -291,6 +294,9 @@ impl FanRelay {
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if self.gather.is_over() {
             return Poll::Ready(None);
+        }
+        if let Some(comment) = self.comment.take() {
+            return Poll::Ready(Some(comment));
         }
         let mut out = BytesMut::new();
         let mut finished = false;

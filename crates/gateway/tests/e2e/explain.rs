@@ -68,6 +68,21 @@ async fn nobody_is_told_unless_the_operator_allows_it() {
 }
 
 #[tokio::test]
+async fn samples_that_are_served_one_by_one_are_told_too() {
+    let house = Plan::pairs(Dialect::Sglang, 2, 1).args("--explain-header").open().await;
+    let mut body = body(true);
+    (body["model"], body["n"]) = (json!(house.engine(0).spec().model.clone()), json!(2));
+    let reply = Reply::post_with(house.address, "/v1/completions", &ASKS, &body).await;
+    let text = reply.text();
+    let comment = text.lines().next().unwrap().strip_prefix(": x-baton-explain ").unwrap();
+    assert_eq!(told(comment)["strategy"], "legwise");
+    assert_eq!(told(reply.header("x-baton-explain"))["strategy"], "legwise");
+    assert_eq!(text.matches("x-baton-explain").count(), 1);
+    assert!(text.ends_with("data: [DONE]\n\n") && !reply.events().is_empty(), "{text}");
+    house.close().await;
+}
+
+#[tokio::test]
 async fn a_refusal_says_who_was_no_candidate() {
     let args = "--explain-header --disable-retries";
     let mut house = Plan::pairs(Dialect::Vllm, 1, 1).args(args).open().await;

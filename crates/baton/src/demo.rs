@@ -92,18 +92,16 @@ async fn demo(args: &DemoArgs) -> Result<ExitCode, String> {
             return Err(reason);
         }
     };
-    // One listener from here to the end: a Ctrl-C between two of them would be lost.
-    let signal = serve::signal();
-    tokio::pin!(signal);
+    let mut signals = serve::Signals::listen();
     let shown = tokio::select! {
         shown = show(args, &engines, &running) => Some(shown),
-        () = &mut signal => None,
+        () = signals.next() => None,
     };
     let ended = match shown {
         Some(Ok(())) if args.once => Ok(ExitCode::SUCCESS),
         Some(Ok(())) => {
             say::invite(running.address, &engines.model());
-            signal.await;
+            signals.next().await;
             Ok(ExitCode::SUCCESS)
         }
         Some(Err(reason)) => Err(reason),

@@ -42,14 +42,15 @@ pub fn run(config: Config) -> ExitCode {
         Err(e) => return failed(&format!("cannot start the runtime: {e}")),
     };
     runtime.block_on(async {
+        let mut signals = serve::Signals::listen();
         let running = match serve::start(config, clock::seed(), logging.drops()).await {
             Ok(running) => running,
             Err(e) => return failed(&e),
         };
         tracing::info!(address = %running.address, metrics = %running.metrics_address, "serving");
-        serve::signal().await;
+        signals.next().await;
         tracing::info!("stopping: requests under way may finish; a second signal ends them");
-        running.stop(serve::signal()).await;
+        running.stop(signals.next()).await;
         ExitCode::SUCCESS
     })
 }

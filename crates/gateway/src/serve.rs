@@ -435,15 +435,23 @@ async fn probes(listener: TcpListener, gateway: Arc<Gateway>, mut stop: watch::R
     }
 }
 
-/// SIGTERM or SIGINT.
-pub async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+/// SIGTERM and SIGINT, heard from the first wait to the last: one that comes between two waits is not lost.
+pub struct Signals(Option<[tokio::signal::unix::Signal; 2]>);
+
+impl Signals {
+    /// Starts to listen. Where that is impossible none ever comes.
+    pub fn listen() -> Signals {
+        use tokio::signal::unix::{SignalKind, signal};
+        let both = signal(SignalKind::terminate()).and_then(|t| Ok([t, signal(SignalKind::interrupt())?]));
+        Signals(both.ok())
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) {
+        let Some([term, int]) = &mut self.0 else { return std::future::pending().await };
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
     }
 }

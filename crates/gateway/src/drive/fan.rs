@@ -3,11 +3,12 @@
 //! The parts start together and fail together: the first fault is the client's, and dropping the other
 //! exchanges ends their legs. How a request is cut and how answers are joined is `core::fan`'s.
 
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use baton_core::ask::{Api, Ask};
 use baton_core::body::Envelope;
@@ -39,8 +40,30 @@ type Starting = Pin<Box<dyn Future<Output = (Boxed, Turn)> + Send>>;
 /// A part whose answer has begun.
 struct Part {
     drive: Boxed,
-    /// The whole of its answer, if the prefill had the last word: one event stream, or one JSON object.
-    told: Option<Bytes>,
+    /// What is there of its answer and has not been joined: all of it, if the prefill had the last word (one event
+    /// stream, or one JSON object); else what came while other parts had not begun.
+    ahead: VecDeque<Bytes>,
+    /// Nothing comes behind that.
+    ended: bool,
+}
+
+impl Part {
+    /// Reads on while the client's answer cannot begin: a part that ends makes the room at a decode worker that
+    /// another part of the same request may be waiting for. Ready if it fails.
+    fn read_ahead(&mut self, max_bytes: usize, cx: &mut Context<'_>) -> Poll<Fault> {
+        let mut kept: usize = self.ahead.iter().map(Bytes::len).sum();
+        while !self.ended && kept < max_bytes {
+            match ready!(poll_drive(&mut self.drive, cx)) {
+                Err(fault) => return Poll::Ready(fault),
+                Ok(Some(piece)) => {
+                    kept += piece.len();
+                    self.ahead.push_back(piece);
+                }
+                Ok(None) => self.ended = true,
+            }
+        }
+        Poll::Pending
+    }
 }
 
 /// The request as the client knows it, told once at its end.
@@ -86,25 +109,37 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
         drives.push(Drive::new(whole.gateway.clone(), whole.lane.clone(), entry));
     }
     let mut gather = Gather::new(drives.len());
-    match start(drives, &mut gather).await {
+    let ahead = whole.gateway.rules.answer.max_bytes / drives.len().max(1);
+    match start(drives, &mut gather, ahead).await {
         Err(fault) => whole.fail(api, &fault),
         Ok(started) => whole.answer(api, started, gather).await,
     }
 }
 
-/// All parts' heads, or the first fault. Dropping the rest ends their legs.
-async fn start(drives: Vec<Boxed>, gather: &mut Gather) -> Result<Vec<(Part, Option<Head>)>, Fault> {
+/// All parts' heads, or the first fault. Dropping the rest ends their legs. Of the body of each part that has begun
+/// `ahead` bytes are read meanwhile, and a last piece.
+async fn start(
+    drives: Vec<Boxed>,
+    gather: &mut Gather,
+    ahead: usize,
+) -> Result<Vec<(Part, Option<Head>)>, Fault> {
     let mut starting: Vec<Option<Starting>> =
         drives.into_iter().map(|d| Some(Box::pin(d.run()) as Starting)).collect();
     let mut started: Vec<Option<(Part, Option<Head>)>> = starting.iter().map(|_| None).collect();
     poll_fn(|cx| {
         for (part, (slot, done)) in starting.iter_mut().zip(&mut started).enumerate() {
+            if let Some((begun, _)) = done
+                && let Poll::Ready(fault) = begun.read_ahead(ahead, cx)
+            {
+                gather.on(part, Said::Failed);
+                return Poll::Ready(Err(fault));
+            }
             let Some(starts) = slot else { continue };
             let Poll::Ready((drive, turn)) = starts.as_mut().poll(cx) else { continue };
             *slot = None;
             *done = Some(match turn {
-                Turn::Start(head) => (Part { drive, told: None }, Some(head)),
-                Turn::Tell(told) => (Part { drive, told: Some(told) }, None),
+                Turn::Start(head) => (Part { drive, ahead: VecDeque::new(), ended: false }, Some(head)),
+                Turn::Tell(told) => (Part { drive, ahead: [told].into(), ended: true }, None),
                 Turn::Fail(fault) => {
                     gather.on(part, Said::Failed);
                     return Poll::Ready(Err(fault));
@@ -113,6 +148,8 @@ async fn start(drives: Vec<Boxed>, gather: &mut Gather) -> Result<Vec<(Part, Opt
             if gather.on(part, Said::Begun) == Next::Begin {
                 return Poll::Ready(Ok(()));
             }
+            // So that its body is polled, too.
+            cx.waker().wake_by_ref();
         }
         Poll::Pending
     })
@@ -236,10 +273,14 @@ fn broken(cause: &str) -> Fault {
 
 /// The next piece of a part's body; at its end the part is settled.
 fn poll_part(part: &mut Part, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
-    if let Some(told) = part.told.take() {
-        return Poll::Ready(Ok(Some(told)));
+    match part.ahead.pop_front() {
+        Some(piece) => Poll::Ready(Ok(Some(piece))),
+        None if part.ended => Poll::Ready(Ok(None)),
+        None => poll_drive(&mut part.drive, cx),
     }
-    let drive = &mut part.drive;
+}
+
+fn poll_drive(drive: &mut Boxed, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Fault>> {
     match drive.poll_decode(cx) {
         Poll::Ready(Some(Ok(piece))) => {
             drive.record.answer_bytes += piece.len() as u64;

@@ -56,3 +56,28 @@ async fn a_window_that_stays_full_sheds_and_a_waiter_may_leave() {
     Ask::chat(PROMPT, 5).served(house.address).await;
     house.close().await;
 }
+
+#[tokio::test]
+async fn samples_of_one_request_make_room_for_each_other() {
+    let house = narrow(Dialect::Sglang, "--pd-admission-wait-secs 20").await;
+    // Wider than the window by itself, and three that could each hold what the others wait for.
+    for (requests, samples) in [(1, 5), (3, 2), (2, 4)] {
+        let asks = (0..requests).map(|i| {
+            let ask = Ask::chat(&format!("{PROMPT} {samples} samples, {i}"), 12).with(json!({"n": samples}));
+            let ask = if i % 2 == 0 { ask.streamed() } else { ask };
+            let address = house.address;
+            tokio::spawn(async move {
+                let reply = ask.post(address).await;
+                assert_eq!(reply.status, 200, "{}", reply.text());
+                for choice in 0..samples {
+                    assert_eq!(ask.text_of(&reply, choice), ask.expected(), "sample {choice}");
+                }
+            })
+        });
+        for ask in asks.collect::<Vec<_>>() {
+            ask.await.unwrap();
+        }
+    }
+    assert_eq!(house.page().await.sum("smg_pd_admission_sheds_total", &[]), 0.0);
+    house.close().await;
+}

@@ -43,20 +43,24 @@ struct Part {
     /// What is there of its answer and has not been joined: all of it, if the prefill had the last word (one event
     /// stream, or one JSON object); else what came while other parts had not begun.
     ahead: VecDeque<Bytes>,
+    ahead_bytes: usize,
     /// Nothing comes behind that.
     ended: bool,
 }
 
 impl Part {
+    fn begun(drive: Boxed, told: Option<Bytes>) -> Part {
+        Part { drive, ended: told.is_some(), ahead: told.into_iter().collect(), ahead_bytes: 0 }
+    }
+
     /// Reads on while the client's answer cannot begin: a part that ends makes the room at a decode worker that
     /// another part of the same request may be waiting for. Ready if it fails.
     fn read_ahead(&mut self, max_bytes: usize, cx: &mut Context<'_>) -> Poll<Fault> {
-        let mut kept: usize = self.ahead.iter().map(Bytes::len).sum();
-        while !self.ended && kept < max_bytes {
+        while !self.ended && self.ahead_bytes < max_bytes {
             match ready!(poll_drive(&mut self.drive, cx)) {
                 Err(fault) => return Poll::Ready(fault),
                 Ok(Some(piece)) => {
-                    kept += piece.len();
+                    self.ahead_bytes += piece.len();
                     self.ahead.push_back(piece);
                 }
                 Ok(None) => self.ended = true,
@@ -138,8 +142,8 @@ async fn start(
             let Poll::Ready((drive, turn)) = starts.as_mut().poll(cx) else { continue };
             *slot = None;
             *done = Some(match turn {
-                Turn::Start(head) => (Part { drive, ahead: VecDeque::new(), ended: false }, Some(head)),
-                Turn::Tell(told) => (Part { drive, ahead: [told].into(), ended: true }, None),
+                Turn::Start(head) => (Part::begun(drive, None), Some(head)),
+                Turn::Tell(told) => (Part::begun(drive, Some(told)), None),
                 Turn::Fail(fault) => {
                     gather.on(part, Said::Failed);
                     return Poll::Ready(Err(fault));

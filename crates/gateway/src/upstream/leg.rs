@@ -331,6 +331,9 @@ impl Leg {
                 Poll::Ready(Some(Ok(bytes))) => {
                     let room = ERROR_BODY_MAX.saturating_sub(told.len());
                     told.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                    if told.len() >= ERROR_BODY_MAX {
+                        break false;
+                    }
                 }
                 Poll::Ready(None) => break true,
                 Poll::Ready(Some(Err(_))) => break false,

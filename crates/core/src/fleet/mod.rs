@@ -183,9 +183,9 @@ impl Seat {
         self.fits_in(self.load.in_flight(), rooms)
     }
 
-    /// Would it, at this load?
+    /// Would it, at this load? Without a window, up to what can be counted: nothing could be taken past that.
     pub fn fits_in(&self, load: u32, rooms: u32) -> bool {
-        self.window.is_none_or(|window| load.saturating_add(rooms) <= window)
+        load.checked_add(rooms).is_some_and(|after| self.window.is_none_or(|window| after <= window))
     }
 
     fn described(&self, worker: Arc<Worker>) -> Seat {

@@ -246,6 +246,26 @@ fn retries_avoid_who_was_tried_and_windows_are_heeded() {
 }
 
 #[test]
+fn who_has_more_than_can_be_counted_is_full() {
+    let fleet = fleet([of("p", "rs"), of("d", "rs"), of("x", "rs")]);
+    let mut wide = told("x", None);
+    (wide.n, wide.batch) = (4096, Some(4096));
+    let mut desk = Desk::new(Knobs::default());
+    let mut held = Vec::new();
+    let miss = loop {
+        match desk.place(&fleet, &wide) {
+            Ok((placement, _)) => held.push(placement),
+            Err(miss) => break miss,
+        }
+    };
+    assert!(matches!(miss, Miss::Full(Fault::Shed { widest: None, .. })), "{miss:?}");
+    assert_eq!(held.len(), (u32::MAX / (4096 * 4096)) as usize);
+    drop(held);
+    assert_eq!(desk.chosen(&fleet, &wide), "p+d");
+    at_rest(&fleet);
+}
+
+#[test]
 fn c10_d20_fast_paths_keep_to_one_roleset() {
     let two = || fleet([of("p1", "a"), of("d1", "a"), of("p2", "b"), of("d2", "b"), of("d3", "b")]);
     let busy =

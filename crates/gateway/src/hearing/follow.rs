@@ -100,9 +100,10 @@ impl Follow {
         self.replay(&mut feed).await;
         loop {
             let parts = link.message().await?;
-            *failed = 0;
             let (number, payload) =
                 batch(&parts).ok_or_else(|| refused("a message is no batch of KV events"))?;
+            // Whoever publishes something else is dialled ever more rarely, and told of once.
+            *failed = 0;
             let can_ask = self.source.replay.is_some();
             let mut next = feed.take(number, payload, can_ask, self.clock.now());
             if matches!(next, Next::Missing { .. }) {
@@ -151,4 +152,45 @@ impl Follow {
 fn batch(parts: &[Bytes]) -> Option<(u64, &[u8])> {
     let [.., number, payload] = parts else { return None };
     Some((u64::from_be_bytes(number.as_ref().try_into().ok()?), payload))
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_core::fleet::{Role, Worker};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Who is dialled, told of a connection that says this once it is greeted: how often it has failed then.
+    async fn failed_after(said: &[&[u8]]) -> u32 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let events = listener.local_addr().unwrap().to_string();
+        let mut follow = Follow {
+            life: 0,
+            seat: Arc::new(Seat::new(0, Worker::new("1", "http://h:1", Role::Prefill))),
+            source: Source { events, replay: None },
+            index: Arc::new(KvIndex::new(1 << 20)),
+            clock: Clock::start(),
+            replays: Arc::new(Semaphore::new(1)),
+            dice: Dice::new(1),
+        };
+        let publisher = async {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            let all = [&zmtp::greeting()[..], &zmtp::ready("PUB"), &zmtp::message(said)].concat();
+            tcp.write_all(&all).await.unwrap();
+            tcp.shutdown().await.unwrap();
+            let _ = tcp.read_to_end(&mut Vec::new()).await;
+        };
+        let mut failed = 3;
+        let (over, ()) = tokio::join!(follow.once(&mut failed), publisher);
+        assert!(matches!(over, Over::Lost(_)));
+        failed
+    }
+
+    #[tokio::test]
+    async fn whoever_publishes_something_else_is_dialled_ever_more_rarely() {
+        assert_eq!(failed_after(&[b"", &[0; 8], b"\x92\x01\x90"]).await, 0, "a batch without events");
+        assert_eq!(failed_after(&[b"weather", b"fine"]).await, 3);
+    }
 }

@@ -99,10 +99,14 @@ impl Lane {
         }
     }
 
-    /// Ends connections that have been idle, or have been sending one head, for too long.
+    /// Ends connections that have been idle, or have been sending one head, for too long, and those whose client does
+    /// not read an answer whose time is over.
     pub fn sweep(&self, timeouts: &Timeouts) {
         let now = self.clock.now();
         for line in self.lines().values() {
+            if line.phase() == Phase::Answering && line.is_overdue(now) {
+                line.cut();
+            }
             let limit = match line.phase() {
                 Phase::Idle => timeouts.idle_connection,
                 Phase::Head => timeouts.header_read,

@@ -37,6 +37,10 @@ pub enum Phase {
     Answering = 3,
 }
 
+/// How long a client may take to read on once its request's time is over: what it has not read by then is not waited
+/// for, because an answer that cannot be written cannot be ended either.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// The part of a connection that the lane and the request in it share.
 #[derive(Debug, Default)]
 pub struct Line {
@@ -50,6 +54,9 @@ pub struct Line {
     flushed: AtomicBool,
     interim_ok: AtomicBool,
     doomed: AtomicBool,
+    /// When the request that is served has to be over, in microseconds; 0: not known.
+    ends_micros: AtomicU64,
+    cut: AtomicBool,
     waker: Mutex<Option<Waker>>,
     /// The timer of the request that is served; here between two requests.
     alarm: Mutex<Option<Alarm>>,
@@ -65,7 +72,19 @@ impl Line {
         }
     }
 
+    /// The request that is served has to be over by then.
+    pub fn expect_end(&self, at: Instant) {
+        self.ends_micros.store(at.as_micros(), Ordering::Relaxed);
+    }
+
+    /// Has its time been over for so long that its client cannot have taken what ends its answer?
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        let ends = self.ends_micros.load(Ordering::Relaxed);
+        ends > 0 && now.since(Instant::from_micros(ends)) > LAST_WORD
+    }
+
     pub fn turn(&self, phase: Phase, now: Instant) {
+        self.ends_micros.store(0, Ordering::Relaxed);
         self.phase.store(phase as u8, Ordering::Relaxed);
         self.since_micros.store(now.as_micros(), Ordering::Relaxed);
     }
@@ -92,6 +111,16 @@ impl Line {
     pub fn doom(&self) {
         self.doomed.store(true, Ordering::Relaxed);
         self.wake();
+    }
+
+    /// Ends the connection at its next turn, whatever waits to be written.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
     }
 
     pub fn is_doomed(&self) -> bool {

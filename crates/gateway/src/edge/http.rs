@@ -148,7 +148,9 @@ impl Desk {
     ) -> Result<Entry, Reply> {
         match self.unless_stopping(self.admit(api, parts, body, &mut record)).await {
             Ok(Admitted { ask, body, routing, permit }) => {
-                record.moments.admitted = Some(self.lane.clock.now());
+                let now = self.lane.clock.now();
+                record.moments.admitted = Some(now);
+                self.line.expect_end(now.after(self.gateway.rules.exchange.request_timeout));
                 record.routing = Some(routing.clone());
                 let forward = self.forwarded(&parts.headers);
                 let line = Some(self.line.clone());

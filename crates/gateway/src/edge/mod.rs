@@ -86,6 +86,9 @@ async fn serve(desk: Desk, wire: ClientWire) {
     let mut closing = false;
     let ended = poll_fn(|cx| {
         line.remember(cx);
+        if line.is_cut() {
+            return Poll::Ready(Ok(()));
+        }
         if line.is_doomed() && !closing {
             closing = true;
             if line.phase() == client::Phase::Head {

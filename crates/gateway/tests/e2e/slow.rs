@@ -2,7 +2,7 @@
 
 use baton_sim::{Dialect, FleetSpec};
 
-use crate::support::{Ask, House, Line, PROMPT, Plan, Raw, SOON, until, within};
+use crate::support::{Ask, House, Line, PROMPT, Plan, Raw, SOON, Step, until, within};
 
 async fn one_worker(args: &str) -> House {
     Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).args(args).open().await
@@ -71,5 +71,22 @@ async fn connections_have_a_limit_and_their_places_come_back() {
         served = raw.ends_within(SOON).await.contains("200 OK");
     }
     until("all have left", || house.gateway().entrance.running() == 0).await;
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_cannot_outlive_its_requests_time() {
+    let plan = Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).tapped();
+    let house = plan.args("--request-timeout-secs 0.3").open().await;
+    let event = Step::chunk(&format!("data: {}\n\n", "x".repeat(1 << 16)));
+    let mut steps = vec![Step::stream_head("")];
+    steps.extend(std::iter::repeat_n(event, 1600));
+    house.taps[0].script(steps);
+    let ask = Ask::chat(PROMPT, 4).streamed();
+    let raw = Raw::post(house.address, ask.path, &ask.body.to_string()).await;
+    until("it is served", || house.in_flight(0) == 1).await;
+    until("its lease is back", || house.in_flight(0) == 0).await;
+    until("nobody is in the entrance", || house.gateway().entrance.running() == 0).await;
+    drop(raw);
     house.close().await;
 }

@@ -14,7 +14,7 @@ use baton_core::place::cascade::fast::{self, Check, Most};
 use baton_core::place::cascade::knobs::{DecodeScore, Knobs, PrefillScore, ServeMode};
 use baton_core::place::cascade::ledger::{Charge, Ledger, Part, prompt_tokens};
 use baton_core::place::cascade::pick::{Picked, Pool, Terms, pick};
-use baton_core::place::cascade::profile::{Bounds, Features, ModelConfig};
+use baton_core::place::cascade::profile::{Bounds, Features, ModelConfig, complaints};
 use baton_core::place::cascade::score::{self, Batch, Prompt};
 use baton_core::place::cascade::sessions::{SessionRule, Sessions, Turn};
 use baton_core::place::cascade::sight::{Candidate, Sight};
@@ -319,6 +319,37 @@ fn l_strategies_and_profiles() {
     let knobs = Knobs::default();
     let under = knobs.under(weight.profile(None).map(|(_, p)| p)).unwrap();
     assert_eq!((under.kv_weight, weight.unused.len()), (0.3, 1), "L15");
+}
+
+#[test]
+fn l_what_is_of_another_type_is_left_out_and_told() {
+    let of = |config: &str| complaints(&format!(r#"{{"profiles":{{"default":{config}}}}}"#));
+    for (config, due) in [
+        (r#"7"#, "all"),
+        (r#"{"routingStrategy":1}"#, "routingStrategy"),
+        (r#"{"routingConfig":[]}"#, "routingConfig"),
+        (r#"{"routingConfig":{"promptLenBucketMinLength":"2048"}}"#, "promptLenBucketMinLength"),
+        (r#"{"routingConfig":{"promptLenBucketMaxLength":1.5}}"#, "promptLenBucketMaxLength"),
+        (r#"{"routingConfig":{"promptTokensGte":1e30}}"#, "promptTokensGte"),
+        (r#"{"routingConfig":{"combined":"true"}}"#, "combined"),
+        (r#"{"routingConfig":{"pd":"x"}}"#, "pd"),
+        (r#"{"routingConfig":{"pd":{"minMatchPct":101}}}"#, "minMatchPct"),
+    ] {
+        let told = of(config);
+        assert!(told.len() == 1 && told[0].starts_with(&format!("{due} of profile ")), "{config}: {told:?}");
+    }
+    assert_eq!(of(r#"{"routingStrategy":null,"routingConfig":{"combined":null,"other":7}}"#), [""; 0]);
+    let of = |member: &str| complaints(&format!(r#"{{"profiles":{{"a":{{}}}},{member}}}"#)).len();
+    assert_eq!(of(r#""authoritativeRoutingPolicy":"true""#), 1);
+    assert_eq!(of(r#""lockedRoutingStrategy":["pd"]"#), 1);
+    assert_eq!(of(r#""defaultProfile":{}"#), 1);
+    assert_eq!(of(r#""defaultProfile":"","lockedRoutingStrategy":null"#), 0);
+    for text in ["", "[]", "{}", r#"{"profiles":{}}"#, r#"{"profiles":[1]}"#, &"[".repeat(100_000)] {
+        assert_eq!(complaints(text).len(), 1);
+    }
+    let many: String = (0..1000).map(|i| format!(r#""p{i}":"{}","#, "x".repeat(500))).collect();
+    let told = complaints(&format!(r#"{{"profiles":{{{many}"last":{{}}}}}}"#));
+    assert!(told.len() == 16 && told.iter().all(|why| why.len() < 200), "{told:?}");
 }
 
 #[test]

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use baton_core::dice::Dice;
 use baton_core::fleet::{Fleet, FleetChange, Seat, Status, Worker};
+use baton_core::place::cascade::yard;
 use baton_core::preflight::Standing;
 use baton_core::time::Instant;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -355,6 +356,9 @@ impl Registry {
             let why = next.no_pair().filter(|why| last.no_pair() != Some(why));
             if let Some(why) = why {
                 tracing::warn!(why, "no prefill and decode worker may pair");
+            }
+            for (worker, why) in yard::complaints(&last, &next) {
+                tracing::warn!(worker, why, "the annotation model.aibrix.ai/config cannot be used as it is");
             }
             self.0.fleet.store(Arc::new(next));
         }

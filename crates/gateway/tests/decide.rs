@@ -34,7 +34,9 @@ fn plays(name: &str, cases: &[&str]) {
                     wrong.push(format!("{}: expects nothing", path.display()));
                 }
                 wrong.extend(report.unmet.iter().map(|unmet| format!("{}: {unmet}", path.display())));
-                let unused = report.warnings.iter().filter(|w| !w.contains("the default is"));
+                let due =
+                    |w: &str| w.contains("the default is") || w.starts_with("model.aibrix.ai/config of ");
+                let unused = report.warnings.iter().filter(|w| !due(w));
                 wrong.extend(unused.map(|w| format!("{}: {w}", path.display())));
             }
         }
@@ -138,6 +140,10 @@ fn what_is_no_scenario_is_refused_with_its_line() {
             "s:2: kv_usage of load of a worker must be a number, 0 or more, not -0.5",
         ),
         (
+            "workers:\n  - {id: a, load: {kv_usage: 55}}",
+            "s:2: kv_usage of load of a worker must be at most 1, not 55",
+        ),
+        (
             "requests: [{path: /v1/chat}]",
             "s:1: path of a request must be one of /v1/chat/completions, /v1/comp",
         ),
@@ -158,6 +164,12 @@ fn what_is_no_scenario_is_refused_with_its_line() {
     assert!(decide("s", worker).unwrap().decisions.is_empty());
     let typo = decide("s", "env: {AIBRIX_MIN_MATCH_PTC: 30}").unwrap();
     assert_eq!(typo.warnings, ["AIBRIX_MIN_MATCH_PTC is read by nothing here"]);
+    let config =
+        "{model.aibrix.ai/config: '{\"profiles\":{\"default\":{\"routingConfig\":{\"combined\":\"yes\"}}}}'}";
+    let text = format!("workers: [{{id: a, annotations: {config}}}, {{id: b, annotations: {config}}}]");
+    let why =
+        "model.aibrix.ai/config of a: combined of profile \"default\" is left out: \"yes\" cannot be used";
+    assert_eq!(decide("s", &text).unwrap().warnings, [why]);
 }
 
 #[test]

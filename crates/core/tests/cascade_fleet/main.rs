@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use baton_core::dice::Dice;
 use baton_core::fault::Fault;
-use baton_core::fleet::{Engine, Fleet, Status, Worker};
+use baton_core::fleet::{Engine, Fleet, FleetChange, Seat, Status, Worker};
 use baton_core::place::cascade::knobs::{DecodeScore, Knobs, PrefillScore};
 use baton_core::place::cascade::resolve::{Routing, resolve};
+use baton_core::place::cascade::yard::complaints;
 use baton_core::place::{Cascade, Look, Miss, Placement, Strategy, Tuning};
 use baton_core::wishes::Wish;
 
@@ -325,6 +326,18 @@ fn l_who_names_the_strategy() {
     assert_eq!((quick.knobs.min_match_pct, quick.knobs.kv_weight), (40.0, 0.3), "L15");
     let nobody = resolve(&self::fleet([]), &ask(40, None), &Arc::default()).unwrap();
     assert!(nobody.ways.is_none() && nobody.profile.is_none());
+}
+
+#[test]
+fn what_a_config_gets_wrong_is_told_once() {
+    let odd = |id: &str, text: &str| pod(id, &[("roleset-name", "rs")], Some(text));
+    let first = fleet([odd("p", "{"), odd("p2", "{"), of("d", "rs")]);
+    let told = complaints(&Fleet::default(), &first);
+    assert_eq!(told.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["p"]);
+    let same = first.with([FleetChange::Join(Seat::new(7, odd("p3", "{")))]);
+    assert_eq!(complaints(&first, &same), [] as [(String, String); 0]);
+    let other = same.with([FleetChange::Describe { slot: 7, worker: Box::new(odd("p3", "[]")) }]);
+    assert_eq!(complaints(&same, &other).len(), 1);
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl std::error::Error for BadScenario {}
 #[derive(Debug)]
 pub struct Report {
     pub path: String,
-    /// Settings that were given and have no effect.
+    /// Settings that were given and have no effect, and what of the workers' configs has none.
     pub warnings: Vec<String>,
     /// In the order of the scenario's requests.
     pub decisions: Vec<Decision>,
@@ -110,7 +110,8 @@ pub fn decide(path: &str, text: &str) -> Result<Report, BadScenario> {
             .filter(|(name, _)| !is_read(name))
             .map(|(name, _)| format!("{name} is read by nothing here")),
     );
-    let decisions = replay::play(&scenario, &loaded.config);
+    let (decisions, complaints) = replay::play(&scenario, &loaded.config);
+    warnings.extend(complaints);
     let unmet = scenario.expect.map_or_else(Vec::new, |due| {
         let got: Vec<Value> = decisions.iter().map(Decision::to_json).collect();
         expect::unmet(&due, &got)

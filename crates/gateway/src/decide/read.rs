@@ -127,6 +127,15 @@ pub fn number(node: Node, what: &str) -> Result<f64, Broken> {
     }
 }
 
+/// A number from 0 to 1.
+pub fn share(node: Node, what: &str) -> Result<f64, Broken> {
+    let line = node.line;
+    match number(node, what)? {
+        x if x <= 1.0 => Ok(x),
+        x => Err((line, format!("{what} must be at most 1, not {x}"))),
+    }
+}
+
 /// A tree as JSON, keys in their order. A scalar without quotes is what JSON reads in it, if it reads anything.
 pub fn json(node: &Node, out: &mut String) {
     match &node.value {

@@ -15,6 +15,7 @@ use baton_core::place::cascade::books::{self, Books, SWEEP};
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::cascade::ledger::Charge;
 use baton_core::place::cascade::resolve::resolve;
+use baton_core::place::cascade::yard;
 use baton_core::place::receipt::Receipt;
 use baton_core::place::{Look, Miss, Placement, Strategies, Strategy, Taken};
 use baton_core::time::{Duration, Instant};
@@ -58,9 +59,11 @@ enum Step {
     DoneAtOnce,
 }
 
-/// One decision for each request, in the order of the scenario.
-pub fn play(scenario: &Scenario, config: &Config) -> Vec<Decision> {
+/// One decision for each request, in the order of the scenario, and what of the workers' configs cannot be used.
+pub fn play(scenario: &Scenario, config: &Config) -> (Vec<Decision>, Vec<String>) {
     let mut world = World::new(scenario, config);
+    let complaints = yard::complaints(&Fleet::default(), &world.fleet).into_iter();
+    let complaints = complaints.map(|(worker, why)| format!("{} of {worker}: {why}", yard::CONFIG)).collect();
     let mut decisions: Vec<Option<Decision>> = scenario.requests.iter().map(|_| None).collect();
     for (at, step, i) in agenda(&scenario.requests) {
         let now = at.after(BEGIN);
@@ -76,7 +79,7 @@ pub fn play(scenario: &Scenario, config: &Config) -> Vec<Decision> {
             }
         }
     }
-    decisions.into_iter().flatten().collect()
+    (decisions.into_iter().flatten().collect(), complaints)
 }
 
 fn agenda(requests: &[Incoming]) -> Vec<(Instant, Step, usize)> {

@@ -196,7 +196,7 @@ fn load(node: Node, what: &str) -> Result<Held, Broken> {
         prefill_prealloc: keys.read("prefill_prealloc_queue", read::number)?,
         decode_prealloc: keys.read("decode_prealloc_queue", read::number)?,
         throughput: keys.read("throughput", read::number)?,
-        kv_usage: keys.read("kv_usage", read::number)?,
+        kv_usage: keys.read("kv_usage", read::share)?,
         drain_rate: keys.read("drain_rate", read::number)?,
         prefill_time_sum_s: keys.read("prefill_time_sum_s", read::number)?,
         prefill_time_count: keys.read("prefill_time_count", read::number)?,

@@ -189,17 +189,15 @@ impl Profile {
 
     fn read(name: &str, value: &Value, unused: &mut Vec<String>) -> Profile {
         let mut profile = Profile::default();
-        let strategy = value.get("routingStrategy").and_then(Value::as_str);
-        profile.strategy = strategy.map(str::to_owned).filter(|s| !s.is_empty());
-        let config = match value.get("routingConfig") {
-            Some(Value::Object(config)) => config,
-            None | Some(Value::Null) => return profile,
-            Some(_) => {
-                unused.push(format!("routingConfig of profile {name:?} is no object and is left out"));
-                return profile;
-            }
+        let mut found = Found { profile: name, changes: Vec::new(), unused };
+        let Some(value) = value.as_object() else {
+            found.drop("all", "it is no object");
+            return profile;
         };
-        let int = |key: &str| config.get(key).and_then(Value::as_i64);
+        let strategy = found.typed(value, "routingStrategy", |v| v.as_str().map(str::to_owned));
+        profile.strategy = strategy.filter(|s| !s.is_empty());
+        let Some(config) = found.object(value, "routingConfig") else { return profile };
+        let mut int = |key| found.typed(config, key, Value::as_i64);
         profile.hints = Hints {
             prompt_gte: int("promptTokensGte"),
             prompt_lt: int("promptTokensLt"),
@@ -208,36 +206,54 @@ impl Profile {
         };
         profile.min_length = int("promptLenBucketMinLength");
         profile.max_length = int("promptLenBucketMaxLength");
-        profile.combined = config.get("combined").and_then(Value::as_bool).unwrap_or_default();
-        let mut found = Found { profile: name, changes: &mut profile.changes, unused };
+        profile.combined = found.typed(config, "combined", Value::as_bool).unwrap_or_default();
         found.words(config);
-        match config.get("pd") {
-            Some(Value::Object(pd)) => found.numbers(pd),
-            None | Some(Value::Null) => {}
-            Some(_) => found.drop("pd", "it is no object"),
+        if let Some(pd) = found.object(config, "pd") {
+            found.numbers(pd);
         }
+        profile.changes = found.changes;
         profile
     }
 }
 
-/// Where the changes of one profile go as they are read.
+/// Where what is read of one profile goes.
 struct Found<'a> {
     profile: &'a str,
-    changes: &'a mut Vec<Change>,
+    changes: Vec<Change>,
     unused: &'a mut Vec<String>,
 }
 
 impl Found<'_> {
     fn drop(&mut self, key: &str, why: &str) {
-        self.unused.push(format!("{key} of profile {:?} is left out: {why}", self.profile));
+        complain(self.unused, format!("{key} of profile {:?} is left out: {why}", self.profile));
+    }
+
+    /// A value of the type that this member has. `None`: it is not there, or of another.
+    fn typed<T>(
+        &mut self,
+        config: &Map<String, Value>,
+        key: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = config.get(key).filter(|v| !v.is_null())?;
+        let found = read(value);
+        if found.is_none() {
+            self.drop(key, &cannot_be_used(value));
+        }
+        found
+    }
+
+    fn object<'v>(&mut self, config: &'v Map<String, Value>, key: &str) -> Option<&'v Map<String, Value>> {
+        let value = config.get(key).filter(|v| !v.is_null())?;
+        if !value.is_object() {
+            self.drop(key, "it is no object");
+        }
+        value.as_object()
     }
 
     fn one(&mut self, config: &Map<String, Value>, key: &str, read: impl Fn(&Value) -> Option<Change>) {
-        let Some(value) = config.get(key).filter(|v| !v.is_null()) else { return };
-        match read(value) {
-            Some(change) => self.changes.push(change),
-            None => self.drop(key, &format!("{value} cannot be used")),
-        }
+        let change = self.typed(config, key, read);
+        self.changes.extend(change);
     }
 
     fn words(&mut self, config: &Map<String, Value>) {
@@ -279,6 +295,34 @@ impl Found<'_> {
     }
 }
 
+/// Sentences about one annotation that are kept.
+const COMPLAINTS_MAX: usize = 16;
+
+/// Of a value that cannot be used, so much is quoted.
+const QUOTED_CHARS: usize = 64;
+
+fn complain(unused: &mut Vec<String>, sentence: String) {
+    if unused.len() < COMPLAINTS_MAX {
+        unused.push(sentence);
+    }
+}
+
+fn cannot_be_used(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(QUOTED_CHARS) {
+        Some((end, _)) => format!("{}… cannot be used", &text[..end]),
+        None => format!("{text} cannot be used"),
+    }
+}
+
+/// What of the annotation in this text is left out and why, one sentence each.
+pub fn complaints(text: &str) -> Vec<String> {
+    match ModelConfig::parse(text) {
+        Some(config) => config.unused,
+        None => vec!["it is no JSON object with a profile, and all of it is left out".to_owned()],
+    }
+}
+
 /// The whole annotation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelConfig {
@@ -292,25 +336,39 @@ pub struct ModelConfig {
     pub unused: Vec<String>,
 }
 
+/// A member of the annotation itself.
+fn member<'v, T>(
+    root: &'v Map<String, Value>,
+    key: &str,
+    read: impl Fn(&'v Value) -> Option<T>,
+    unused: &mut Vec<String>,
+) -> Option<T> {
+    let value = root.get(key).filter(|v| !v.is_null())?;
+    let found = read(value);
+    if found.is_none() {
+        complain(unused, format!("{key} is left out: {}", cannot_be_used(value)));
+    }
+    found
+}
+
 impl ModelConfig {
     /// `None` if it is no JSON object with at least one profile.
     pub fn parse(text: &str) -> Option<ModelConfig> {
         let root: Map<String, Value> = serde_json::from_str(text).ok()?;
         let profiles = root.get("profiles")?.as_object().filter(|p| !p.is_empty())?;
-        let word = |key: &str| root.get(key).and_then(Value::as_str).filter(|s| !s.is_empty());
         let mut unused = Vec::new();
+        let locked = member(&root, "lockedRoutingStrategy", Value::as_str, &mut unused);
+        let default = member(&root, "defaultProfile", Value::as_str, &mut unused);
+        let authoritative = member(&root, "authoritativeRoutingPolicy", Value::as_bool, &mut unused);
         let profiles = profiles.iter().map(|(name, value)| {
             let profile = Profile::read(name, value, &mut unused);
             (name.clone(), profile)
         });
         let profiles = profiles.collect();
         Some(ModelConfig {
-            locked: word("lockedRoutingStrategy").map(str::to_owned),
-            authoritative: root
-                .get("authoritativeRoutingPolicy")
-                .and_then(Value::as_bool)
-                .unwrap_or_default(),
-            default: word("defaultProfile").unwrap_or("default").to_owned(),
+            locked: locked.filter(|s| !s.is_empty()).map(str::to_owned),
+            authoritative: authoritative.unwrap_or_default(),
+            default: default.filter(|s| !s.is_empty()).unwrap_or("default").to_owned(),
             profiles,
             unused,
         })

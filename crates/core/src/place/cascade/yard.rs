@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::profile::{Bounds, ModelConfig};
+use super::profile::{self, Bounds, ModelConfig};
 use crate::fleet::{Fleet, Prefill, Seat, Worker};
 
 /// The annotation that holds a model's config.
@@ -89,25 +89,30 @@ impl Yard {
         pods.find(|pod| pod.seat.worker.serves(model)).and_then(|pod| pod.config.as_ref())
     }
 
-    /// All configs there are, each once, with the id of a worker that has it.
-    pub fn configs(&self) -> impl Iterator<Item = (&str, &Arc<ModelConfig>)> {
-        let mut seen: Vec<*const ModelConfig> = Vec::new();
-        let all = self.configured.iter().map(|at| &self.pods[*at]);
-        all.filter_map(|pod| Some((pod.seat.worker.id.as_str(), pod.config.as_ref()?))).filter(
-            move |(_, config)| {
-                let at = Arc::as_ptr(config);
-                let new = !seen.contains(&at);
-                seen.push(at);
-                new
-            },
-        )
-    }
-
     /// The pod of a worker, by its id.
     pub fn pod(&self, id: &str) -> Option<&Pod> {
         let at = self.pods.binary_search_by(|pod| pod.seat.worker.id.as_str().cmp(id)).ok()?;
         self.pods.get(at)
     }
+}
+
+/// What cannot be used of the configs that `next` has and `last` had not: the id of a worker with it, and a sentence.
+pub fn complaints(last: &Fleet, next: &Fleet) -> Vec<(String, String)> {
+    let mut told: Vec<&str> = Vec::new();
+    let mut all = Vec::new();
+    for seat in next.seats() {
+        let same = |old: &Arc<Seat>| Arc::ptr_eq(&old.worker, &seat.worker);
+        let Some(text) = seat.worker.annotation(CONFIG) else { continue };
+        if last.seat(seat.slot).is_some_and(same) || told.contains(&text) {
+            continue;
+        }
+        told.push(text);
+        if !last.seats().any(|old| old.worker.annotation(CONFIG) == Some(text)) {
+            let id = &seat.worker.id;
+            all.extend(profile::complaints(text).into_iter().map(|why| (id.clone(), why)));
+        }
+    }
+    all
 }
 
 /// The groups' names in order, and the groups of each leg by its slot.

@@ -37,10 +37,10 @@ fn a_refused_command_line_is_one_line_on_stderr_and_exit_code_2() {
 
 #[test]
 fn check_prints_the_configuration_and_what_is_missing() {
-    let output = baton("check --port 8080 --least-load-max-waiting-requests 5");
+    let output = baton("check --port 8080 --enable-trace");
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("  port: 8080 # flag --port\n"));
-    assert!(text(&output.stderr).starts_with("warning: --least-load-max-waiting-requests has no effect yet"));
+    assert!(text(&output.stderr).starts_with("warning: --enable-trace has no effect yet"));
 
     let output = baton("check --service-discovery --selector a=b");
     assert_eq!(output.status.code(), Some(2));
@@ -95,7 +95,7 @@ fn help_is_grouped_and_has_examples() {
         ] {
             assert!(help.contains(part), "{line}: {part:?} is missing in\n{help}");
         }
-        assert!(!help.contains("--least-load-max-waiting-requests"), "{line}: shows what has no effect yet");
+        assert!(!help.contains("--enable-trace"), "{line}: shows what has no effect yet");
         assert!(!help.contains('\u{1b}'), "{line}: is coloured in a pipe");
     }
     assert_eq!(baton("--version").status.code(), Some(0));

@@ -30,6 +30,9 @@ pub struct ExchangeLimits {
     pub release_timeout: Duration,
     /// How long a prefill whose client has left may go on, to answer if it is in its last step.
     pub linger_timeout: Duration,
+    /// How long a detached prefill leg may go on once its answer was cut or its client has left: a transfer under way
+    /// ends by then, and one whose decode was closed before anything had moved never does (SGLang 0.5.23).
+    pub recall_timeout: Duration,
     /// How long after the prefill's answer its KV may still be offered to another decode. vLLM 0.24 and later
     /// free it after 30 s if no decode has come by then, and the decode that comes later does not notice.
     pub reuse_max_age: Duration,
@@ -44,6 +47,7 @@ impl Default for ExchangeLimits {
             detach_timeout: Duration::from_secs(330),
             release_timeout: Duration::from_secs(10),
             linger_timeout: Duration::from_millis(500),
+            recall_timeout: Duration::from_secs(5),
             reuse_max_age: Duration::from_secs(10),
         }
     }

@@ -37,7 +37,10 @@ impl Drive {
             self.watch.over(leg, self.now);
             return;
         };
-        let limit = self.gateway.rules.exchange.detach_timeout;
+        let (limit, last) = {
+            let limits = &self.gateway.rules.exchange;
+            (limits.detach_timeout, limits.recall_timeout)
+        };
         let (gateway, lane) = (self.gateway.clone(), self.lane.clone());
         let counted = gateway.telemetry.background().detached();
         let (recall, recalled) = oneshot::channel();
@@ -48,6 +51,7 @@ impl Drive {
                     // The exchange has ended and leaves it be.
                     std::future::pending::<()>().await;
                 }
+                tokio::time::sleep(last).await;
             };
             let (end, verdict, odd) = tokio::select! {
                 biased;

@@ -7,12 +7,21 @@ use bytes::{Buf, Bytes, BytesMut};
 use memchr::memmem;
 
 use super::place;
-use super::plain::{Unjoinable, numbered, usage};
+use super::plain::{numbered, usage};
 use crate::ask::Api;
 use crate::body::{BodyLimits, Edit, Envelope, scalar};
 
 /// Longest event of one part.
 pub const EVENT_MAX_BYTES: usize = 16 << 20;
+
+/// Why a joined stream is over before its parts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// A part has reported an error, and the client has been told it in the part's words.
+    Reported,
+    /// An event of a part is longer than [`EVENT_MAX_BYTES`]. The client has not been told.
+    TooLong,
+}
 
 /// The joined stream of several parts.
 #[derive(Debug)]
@@ -36,8 +45,8 @@ impl Join {
     /// Takes a part's next bytes; what can go out now is appended to `out`.
     ///
     /// # Errors
-    /// An event that is too long, or an error that the part reports: it is appended, and the stream is over.
-    pub fn feed(&mut self, part: u32, bytes: &[u8], out: &mut BytesMut) -> Result<(), Unjoinable> {
+    /// [`Over`]; an error that the part reports is appended.
+    pub fn feed(&mut self, part: u32, bytes: &[u8], out: &mut BytesMut) -> Result<(), Over> {
         let i = part as usize;
         self.held[i].extend_from_slice(bytes);
         while let Some(end) = event_end(&self.held[i]) {
@@ -45,7 +54,7 @@ impl Join {
             self.event(part, &event, out)?;
         }
         if self.held[i].len() > EVENT_MAX_BYTES {
-            return Err(Unjoinable("an event of a part is too long"));
+            return Err(Over::TooLong);
         }
         Ok(())
     }
@@ -61,7 +70,7 @@ impl Join {
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
 
-    fn event(&mut self, part: u32, event: &Bytes, out: &mut BytesMut) -> Result<(), Unjoinable> {
+    fn event(&mut self, part: u32, event: &Bytes, out: &mut BytesMut) -> Result<(), Over> {
         let Some(data) = data_of(event) else { return Ok(()) };
         if data.trim_ascii() == b"[DONE]" {
             return Ok(());
@@ -72,7 +81,7 @@ impl Join {
         };
         if env.get("error").is_some_and(|e| scalar::kind(e) != scalar::Kind::Null) {
             out.extend_from_slice(event);
-            return Err(Unjoinable("a part reports an error"));
+            return Err(Over::Reported);
         }
         if self.api == Api::Generate {
             let own = env.get("index").and_then(scalar::as_u64).unwrap_or(0);
@@ -185,7 +194,7 @@ mod tests {
         let mut join = Join::new(Api::Chat, 2, BodyLimits::default());
         let mut out = BytesMut::new();
         let error = "data: {\"error\":{\"message\":\"no\"}}\n\n";
-        assert!(join.feed(1, error.as_bytes(), &mut out).is_err());
+        assert_eq!(join.feed(1, error.as_bytes(), &mut out), Err(Over::Reported));
         assert_eq!(out, error);
     }
 
@@ -196,5 +205,16 @@ mod tests {
             got.starts_with("data: {\"text\":\"a\",\"meta_info\":{\"id\":\"r\"},\"index\":1}\n\n"),
             "{got}"
         );
+    }
+
+    #[test]
+    fn an_event_without_an_end_is_not_taken_for_the_end_of_the_stream() {
+        let mut join = Join::new(Api::Chat, 2, BodyLimits::default());
+        let (mut out, piece) = (BytesMut::new(), vec![b'x'; EVENT_MAX_BYTES / 2]);
+        assert_eq!(join.feed(1, &piece, &mut out), Ok(()));
+        assert_eq!(join.feed(0, &piece, &mut out), Ok(()));
+        assert_eq!(join.feed(1, &piece, &mut out), Ok(()));
+        assert_eq!(join.feed(1, b"x", &mut out), Err(Over::TooLong));
+        assert!(out.is_empty());
     }
 }

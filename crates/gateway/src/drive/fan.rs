@@ -14,7 +14,8 @@ use baton_core::ask::{Api, Ask};
 use baton_core::body::Envelope;
 use baton_core::exchange::{Event, Failure, Leg, Outcome};
 use baton_core::fan::gather::{Gather, Next, Said};
-use baton_core::fan::{self, plain, stream::Join};
+use baton_core::fan::stream::{Join, Over};
+use baton_core::fan::{self, plain};
 use baton_core::fault::{Fault, LegName};
 use baton_core::record::Record;
 use baton_core::time::Instant;
@@ -351,10 +352,15 @@ impl FanRelay {
             match poll_part(drive, cx) {
                 Poll::Pending => {}
                 Poll::Ready(Ok(Some(piece))) => {
-                    if self.join.feed(at as u32, &piece, &mut out).is_err() {
-                        return Poll::Ready(Some(self.cut(at, out, None)));
-                    }
-                    cx.waker().wake_by_ref();
+                    let fault = match self.join.feed(at as u32, &piece, &mut out) {
+                        Ok(()) => {
+                            cx.waker().wake_by_ref();
+                            continue;
+                        }
+                        Err(Over::Reported) => None,
+                        Err(Over::TooLong) => Some(broken("an event of its stream is too long")),
+                    };
+                    return Poll::Ready(Some(self.cut(at, out, fault.as_ref())));
                 }
                 Poll::Ready(Ok(None)) => {
                     self.drives[at] = None;

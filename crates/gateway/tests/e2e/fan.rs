@@ -119,6 +119,19 @@ async fn a_silence_of_all_samples_is_filled_with_comments() {
     house.close().await;
 }
 
+#[tokio::test]
+async fn a_sample_whose_event_does_not_end_is_a_fault_and_no_end() {
+    let house = Plan::pairs(Dialect::Sglang, 1, 1).tapped().open().await;
+    let mut steps = vec![Step::stream_head(""), Step::chunk("data: ")];
+    steps.extend(std::iter::repeat_n(Step::chunk(&"x".repeat(1 << 20)), 17));
+    house.taps[0].always([Step::json(200, "", "{}")]);
+    house.taps[1].always(steps);
+    let reply = Ask::chat(PROMPT, 9).with(json!({"n": 2})).streamed().post(house.address).await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.text().contains(r#""code":"decode_read_failed""#), "{}", reply.text());
+    house.close().await;
+}
+
 /// One sample falls to a pair whose prefill may have the last word: that is the sample's answer.
 #[tokio::test]
 async fn a_sample_that_ends_with_its_first_token_does_not_end_the_others() {

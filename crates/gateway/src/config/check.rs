@@ -194,14 +194,5 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
         let name = sources.name("dp-minimum-tokens-scheduler");
         warnings.push(format!("{name} has no effect without --dp-aware: there are no ranks to choose from"));
     }
-    if !workers.pd_disaggregation && !workers.epd_disaggregation {
-        for flag in ["prefill", "decode", "prefill-policy", "decode-policy"] {
-            if sources.given(flag) {
-                warnings.push(format!("{} is ignored without --pd-disaggregation", sources.name(flag)));
-            }
-        }
-    } else if sources.given("worker-urls") {
-        warnings.push(format!("{} is ignored with --pd-disaggregation", sources.name("worker-urls")));
-    }
     warnings
 }

@@ -231,11 +231,9 @@ fn what_has_no_effect_is_a_warning() {
         ["--dp-minimum-tokens-scheduler has no effect without --dp-aware: there are no ranks to choose from"]
     );
     assert_eq!(warnings("--dp-minimum-tokens-scheduler --dp-aware"), [""; 0]);
-    assert_eq!(warnings("--decode http://a:1"), ["--decode is ignored without --pd-disaggregation"]);
-    assert_eq!(
-        warnings("--pd-disaggregation --worker-urls http://a:1"),
-        ["--worker-urls is ignored with --pd-disaggregation"]
-    );
+    // Workers serve by their roles, whatever the mode.
+    assert_eq!(warnings("--decode http://a:1 --decode-policy random"), [""; 0]);
+    assert_eq!(warnings("--pd-disaggregation --worker-urls http://a:1"), [""; 0]);
     let from_env = load_with("", &[("BATON_UPSTREAM_HTTP2", "1")]).unwrap();
     assert!(
         from_env.warnings()[0].starts_with("BATON_UPSTREAM_HTTP2 has no effect yet"),

@@ -126,7 +126,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    let tasks = [acceptor, metrics, gauges, janitor].into_iter().chain(hearing).collect();
+    let tasks = [acceptor, metrics, gauges, janitor, hearing].into();
     Ok(Running { address, metrics_address, health_address, gateway, stop, preflight, tasks, lanes })
 }
 
@@ -147,12 +147,14 @@ fn attend(
     Some((desk, task))
 }
 
-/// Hears KV events, where a policy heeds them.
-fn hear(config: &Config, gateway: &Arc<Gateway>) -> Option<tokio::task::JoinHandle<()>> {
+/// Hears KV events: from the beginning where the settings name a policy that heeds them, else once a request has.
+fn hear(config: &Config, gateway: &Arc<Gateway>) -> tokio::task::JoinHandle<()> {
     let affinity = &config.affinity;
     let ports = hearing::Ports { events: affinity.kv_events_port, replay: affinity.kv_events_replay_port };
-    let wanted = !gateway.strategies.own.indexes().is_empty();
-    wanted.then(|| tokio::spawn(hearing::hear(gateway.registry.clone(), gateway.kv.clone(), ports)))
+    if !gateway.strategies.own.indexes().is_empty() || gateway.knobs.looks_prompts_up() {
+        gateway.kv.want();
+    }
+    tokio::spawn(hearing::hear(gateway.registry.clone(), gateway.kv.clone(), ports))
 }
 
 /// The lanes and what they share, once they run.

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use smallvec::SmallVec;
@@ -52,6 +52,8 @@ pub struct KvIndex {
     bytes: AtomicUsize,
     budget_each: usize,
     feeds: AtomicUsize,
+    /// A prompt was looked up, so it is worth hearing workers.
+    wanted: AtomicBool,
     sizes: [AtomicU32; SIZES_MAX],
     /// Hashes of the names of adapters that blocks were stored for.
     adapters: Box<[AtomicU64]>,
@@ -103,6 +105,7 @@ impl KvIndex {
             bytes: AtomicUsize::new(0),
             budget_each: budget_bytes,
             feeds: AtomicUsize::new(0),
+            wanted: AtomicBool::new(false),
             sizes: Default::default(),
             adapters: (0..ADAPTERS_MAX).map(|_| AtomicU64::new(0)).collect(),
             choices: Default::default(),
@@ -125,6 +128,17 @@ impl KvIndex {
             let taken = own.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
             taken.is_ok() || taken == Err(name)
         });
+    }
+
+    /// Somebody looks prompts up: from now on it is worth hearing what workers tell.
+    pub fn want(&self) {
+        if !self.is_wanted() {
+            self.wanted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
     }
 
     /// A worker was chosen of which so much was known.

@@ -15,12 +15,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Tuning;
-use super::policy::holder;
+use super::holders::Holders;
 use crate::dice::Dice;
 use crate::fleet::Seat;
-use crate::kv::{Known, Told, Trust};
-use crate::prefix::{Holder, PrefixIndex};
-use crate::prompt::{Blocks, TOKEN_BYTES};
+use crate::prompt::TOKEN_BYTES;
 use crate::time::Instant;
 
 /// What a request in flight counts besides its prompt: its steps of decoding, and the fixed cost of a prefill.
@@ -51,13 +49,8 @@ fn mix(x: u64) -> u64 {
 
 /// One prompt, and what each worker would have to compute of it.
 pub struct Backlog<'t> {
-    pub blocks: Arc<Blocks>,
-    /// What was sent where, by slot.
-    found: SmallVec<[(Holder, u32); 8]>,
+    pub held: Holders<'t>,
     tuning: &'t Tuning,
-    /// What workers say themselves.
-    pub told: Option<Told>,
-    now: Instant,
 }
 
 /// What a candidate's cost is made of, in tokens.
@@ -80,25 +73,13 @@ struct Cost<'a> {
 }
 
 impl<'t> Backlog<'t> {
-    pub fn new(index: &PrefixIndex, blocks: Arc<Blocks>, tuning: &'t Tuning) -> Backlog<'t> {
-        let found = index.find(&blocks).by_slot();
-        Backlog { blocks, found, tuning, told: None, now: Instant::ZERO }
+    pub fn new(held: Holders<'t>, tuning: &'t Tuning) -> Backlog<'t> {
+        Backlog { held, tuning }
     }
 
     /// Does anybody have enough of it to count?
     pub fn is_hit(&self) -> bool {
-        let told = self.told.as_ref().map_or(0.0, Told::most);
-        told > self.tuning.cache_threshold || self.found.iter().any(|(_, blocks)| self.counted(*blocks) > 0.0)
-    }
-
-    /// With what workers say themselves, where that is known.
-    pub fn heard(self, told: Option<Told>, now: Instant) -> Self {
-        Backlog { told, now, ..self }
-    }
-
-    /// What the worker says itself.
-    pub fn known(&self, seat: &Seat) -> Option<Known> {
-        self.told.as_ref().and_then(|told| told.by(seat, self.now))
+        self.held.is_hit(self.tuning.cache_threshold, |blocks| self.counted(blocks) > 0.0)
     }
 
     /// Tokens of the prompt that the worker has not.
@@ -107,32 +88,21 @@ impl<'t> Backlog<'t> {
     }
 
     fn total(&self) -> f64 {
-        self.blocks.bytes as f64 / TOKEN_BYTES as f64
+        self.held.blocks.bytes as f64 / TOKEN_BYTES as f64
     }
 
     /// Tokens of it that the worker has; none if they are too small a share of it.
     fn cached(&self, seat: &Seat) -> f64 {
-        let told = |known: Known| {
-            let enough = known.share > self.tuning.cache_threshold;
-            if enough { known.share * self.total() } else { 0.0 }
+        let told = |share: f64| {
+            let enough = share > self.tuning.cache_threshold;
+            if enough { share * self.total() } else { 0.0 }
         };
-        match self.known(seat) {
-            Some(known) if known.trust == Trust::Whole => told(known),
-            Some(known) => self.sent(seat).max(told(known)),
-            None => self.sent(seat),
-        }
-    }
-
-    /// Tokens of it that were sent to the worker before.
-    fn sent(&self, seat: &Seat) -> f64 {
-        let Ok(at) = self.found.binary_search_by_key(&seat.slot, |(h, _)| h.slot) else { return 0.0 };
-        let (of, blocks) = self.found[at];
-        if of == holder(seat) { self.counted(blocks) } else { 0.0 }
+        self.held.has(seat, told, |blocks| self.counted(blocks))
     }
 
     /// So many first blocks in tokens, if they are enough of it to count.
     fn counted(&self, blocks: u32) -> f64 {
-        let tokens = self.blocks.bytes_of(blocks as usize) as f64 / TOKEN_BYTES as f64;
+        let tokens = self.held.blocks.bytes_of(blocks as usize) as f64 / TOKEN_BYTES as f64;
         if tokens > self.tuning.cache_threshold * self.total() { tokens } else { 0.0 }
     }
 

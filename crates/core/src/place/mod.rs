@@ -9,6 +9,7 @@
 
 mod affinity;
 pub mod cascade;
+mod holders;
 mod keys;
 mod legwise;
 mod policy;
@@ -218,8 +219,8 @@ impl Strategy {
     pub fn hearing(self, events: &Arc<KvIndex>) -> Strategy {
         match self {
             Strategy::Legwise(legwise) => Strategy::Legwise(legwise.hearing(events)),
-            Strategy::Cascade(cascade) => Strategy::Cascade(cascade),
-            Strategy::Whole(whole) => Strategy::Whole(whole),
+            Strategy::Cascade(cascade) => Strategy::Cascade(cascade.hearing(events)),
+            Strategy::Whole(whole) => Strategy::Whole(whole.hearing(events)),
         }
     }
 

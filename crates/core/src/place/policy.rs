@@ -14,6 +14,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::affinity::{self, Backlog};
+use super::holders::{self, Holders};
 use super::keys::{Keys, Pin};
 use super::sizes::Sizes;
 use super::turns::Turns;
@@ -22,7 +23,7 @@ use super::warm::{self, WarmUp};
 use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Seat};
-use crate::kv::{KvIndex, Told, Trust};
+use crate::kv::KvIndex;
 use crate::prefix::{Holder, PrefixIndex};
 use crate::prompt::Prompt;
 use crate::time::Instant;
@@ -218,11 +219,10 @@ impl Policy {
         };
         let keys = self.keys.as_ref().zip(hints.key);
         let key = keys.map(|(keys, key)| (key, keys.find(key, look.now)));
-        let backlog = self.index.as_ref().map(|index| {
-            let fleet = look.fleet;
-            index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
-            let told = self.events.as_ref().and_then(|events| Told::of(events, look.ask));
-            Backlog::new(index, prompt.blocks(self.tuning.block_tokens), &self.tuning).heard(told, look.now)
+        let backlog = self.index.as_ref().map(|sent| {
+            let (block_tokens, events) = (self.tuning.block_tokens, self.events.as_ref());
+            let indexes = holders::Indexes { sent, block_tokens, events };
+            Backlog::new(Holders::of(indexes, look.fleet, look.ask, look.now), &self.tuning)
         });
         let turn = self
             .index
@@ -236,20 +236,10 @@ impl Policy {
     /// The place is taken: what follows from it.
     fn taken(&self, mut taken: Taken, sight: Sight<'_>) -> Taken {
         let (seat, now) = (taken.seat.clone(), sight.look.now);
-        if let (Some(index), Some(backlog)) = (&self.index, &sight.backlog) {
+        if let Some(backlog) = &sight.backlog {
             seat.load.chosen_at(now);
             taken.lease.carry(backlog.uncached(&seat));
-            taken.mark = index.hold(&backlog.blocks, holder(&seat), now);
-            if let Some(events) = &self.events {
-                let known = backlog.known(&seat);
-                events.chose(known.map_or(Trust::None, |known| known.trust));
-                sight.look.telling(|receipt| {
-                    let said =
-                        || known.map_or_else(|| "by what was sent".to_owned(), |known| known.to_string());
-                    receipt.step("prefix index", known.is_some(), said);
-                });
-                taken.expected = backlog.told.as_ref().and_then(|told| told.expect(&seat));
-            }
+            sight.look.telling(|receipt| backlog.held.goes_to(&mut taken, receipt));
         }
         if self.tuning.by_rank && self.index.is_none() && seat.worker.dp_rank.is_some() {
             taken.lease.carry(sight.look.ask.prompt.size().tokens.max(1));

@@ -1,4 +1,5 @@
-//! cache_aware where workers tell what they hold: it goes by that, and by what was sent where they do not.
+//! Strategies that look prompts up, where workers tell what they hold: they go by that, and by what was sent where
+//! workers do not tell.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,8 +9,12 @@ use baton_core::body::{BodyLimits, Envelope};
 use baton_core::dice::Dice;
 use baton_core::fleet::{Fleet, Role};
 use baton_core::kv::{Batch, Event, Feed, Form, KvIndex, Stored, Trust};
+use baton_core::place::cascade::knobs::{Knobs, PrefillScore};
+use baton_core::place::cascade::resolve::Routing;
+use baton_core::place::cascade::words::Ways;
 use baton_core::place::receipt::Receipt;
-use baton_core::place::{Legwise, Look, Placement, Policy, PolicyName, Strategy};
+use baton_core::place::{Cascade, Legwise, Look, Placement, Policy, PolicyName, Strategy, Tuning, Whole};
+use baton_core::prefix::PrefixIndex;
 use baton_core::time::Instant;
 
 use crate::yard::{fleet, ids, seat};
@@ -24,8 +29,13 @@ struct Desk {
     fleet: Fleet,
     index: Arc<KvIndex>,
     strategy: Strategy,
+    routing: Option<Routing>,
     secs: u64,
 }
+
+/// AIBrix's scores of prefills that look prompts up.
+const SCORES: [PrefillScore; 3] =
+    [PrefillScore::PrefixCache, PrefillScore::Conductor, PrefillScore::HybridCacheLoad];
 
 impl Desk {
     fn new(workers: u32) -> Desk {
@@ -33,7 +43,33 @@ impl Desk {
         let policy = || Policy::new(PolicyName::CacheAware).hearing(&index);
         let strategy = Strategy::Legwise(Legwise { prefill: policy(), decode: policy(), whole: policy() });
         let fleet = fleet((0..workers).map(|i| seat(i, &format!("w{i}"), Role::Whole)));
-        Desk { fleet, index, strategy, secs: 100 }
+        Desk { fleet, index, strategy, routing: None, secs: 100 }
+    }
+
+    /// AIBrix's `pd`, with so many prefills and one decode.
+    fn pd(prefills: u32, prefill_score: PrefillScore) -> Desk {
+        let index = Arc::new(KvIndex::new(1 << 20));
+        let knobs = Arc::new(Knobs { prefill_score, ..Knobs::default() });
+        let cascade = Strategy::Cascade(Cascade::new(&knobs, &Tuning::default()));
+        let prefill = |i| seat(i, &format!("w{i}"), Role::Prefill);
+        let fleet = fleet((0..prefills).map(prefill).chain([seat(prefills, "d", Role::Decode)]));
+        Desk { fleet, strategy: cascade.hearing(&index), index, routing: None, secs: 100 }
+    }
+
+    /// AIBrix's `prefix-cache`.
+    fn prefix_cache(workers: u32) -> Desk {
+        let (knobs, tuning) = (Arc::default(), Tuning::default());
+        let sent = Arc::new(PrefixIndex::new(tuning.index_bytes));
+        let desk = Desk::new(workers);
+        let strategy = Strategy::Whole(Whole::new(&knobs, &tuning, sent)).hearing(&desk.index);
+        let ways = Some(Ways::parse("prefix-cache").unwrap());
+        Desk { strategy, routing: Some(Routing { ways, ..Routing::plain(&knobs) }), ..desk }
+    }
+
+    /// Each strategy that looks prompts up.
+    fn all(workers: u32) -> Vec<Desk> {
+        let own = [Desk::new(workers), Desk::prefix_cache(workers)];
+        own.into_iter().chain(SCORES.map(|score| Desk::pd(workers, score))).collect()
     }
 
     fn feed(&self, worker: u32) -> Feed {
@@ -44,13 +80,13 @@ impl Desk {
     fn place(&mut self, ask: &Ask) -> Placement {
         self.secs += 1;
         let now = Instant::from_micros(self.secs * 1_000_000);
-        let look = Look::new(&self.fleet, ask, now);
+        let look = Look { routing: self.routing.as_ref(), ..Look::new(&self.fleet, ask, now) };
         self.strategy.place(&look, &mut Dice::new(self.secs)).unwrap()
     }
 
     fn serve(&mut self, ask: &Ask) -> String {
         let mut placement = self.place(ask);
-        if let Placement::Whole { worker } = &mut placement {
+        if let Placement::Whole { worker } | Placement::Pair { prefill: worker, .. } = &mut placement {
             worker.computed();
         }
         ids(&placement)[0].to_owned()
@@ -72,54 +108,68 @@ fn tell(feed: &mut Feed, event: Event) {
 
 #[test]
 fn a_prompt_goes_to_who_says_that_it_holds_it() {
-    let mut desk = Desk::new(4);
-    let mut feeds: Vec<Feed> = (0..4).map(|worker| desk.feed(worker)).collect();
-    for (worker, feed) in feeds.iter_mut().enumerate() {
-        let from = worker as u32 * 100_000;
-        stores(feed, from..from + 1600);
+    for mut desk in Desk::all(4) {
+        let mut feeds: Vec<Feed> = (0..4).map(|worker| desk.feed(worker)).collect();
+        for (worker, feed) in feeds.iter_mut().enumerate() {
+            let from = worker as u32 * 100_000;
+            stores(feed, from..from + 1600);
+        }
+        for worker in [2, 0, 3, 1, 1, 2] {
+            let from = worker * 100_000;
+            assert_eq!(desk.serve(&ask(from..from + 2000)), format!("w{worker}"), "{:?}", desk.strategy);
+        }
+        assert_eq!((desk.index.choices(Trust::Whole), desk.index.choices(Trust::None)), (6, 0));
     }
-    for worker in [2, 0, 3, 1, 1, 2] {
-        let from = worker * 100_000;
-        assert_eq!(desk.serve(&ask(from..from + 2000)), format!("w{worker}"));
-    }
-    assert_eq!((desk.index.choices(Trust::Whole), desk.index.choices(Trust::None)), (6, 0));
 }
 
 #[test]
 fn a_receipt_says_which_index_it_went_by_and_how_fresh_that_was() {
-    let desk = Desk::new(1);
-    let told = |desk: &Desk| {
-        let ask = ask(0..2000);
-        let now = Instant::from_micros(2_500_001);
-        let look = Look { receipt: RefCell::new(Receipt::on()), ..Look::new(&desk.fleet, &ask, now) };
-        drop(desk.strategy.place(&look, &mut Dice::new(1)));
-        let receipt = look.into_receipt();
-        assert_eq!(receipt.prompt.unwrap().to_string(), "2000 tokens (token ids)");
-        let step = receipt.steps.into_iter().find(|step| step.name == "prefix index").unwrap();
-        (step.fired, step.detail)
-    };
-    assert_eq!(told(&desk), (false, "by what was sent".to_owned()));
-    let mut feed = desk.feed(0);
-    stores(&mut feed, 0..1600);
-    assert_eq!(told(&desk), (true, "80 % by events (whole, last 2.5 s ago)".to_owned()));
+    for desk in Desk::all(1) {
+        let told = |desk: &Desk, ask: &Ask| {
+            let now = Instant::from_micros(2_500_001);
+            let look = Look { routing: desk.routing.as_ref(), ..Look::new(&desk.fleet, ask, now) };
+            let look = Look { receipt: RefCell::new(Receipt::on()), ..look };
+            drop(desk.strategy.place(&look, &mut Dice::new(1)));
+            let receipt = look.into_receipt();
+            let size = receipt.prompt.unwrap().to_string();
+            let step = receipt.steps.into_iter().find(|step| step.name == "prefix index").unwrap();
+            (size, step.fired, step.detail)
+        };
+        let guess = |why: &str| format!("by what was sent, a guess: {why}");
+        let size = || "2000 tokens (token ids)".to_owned();
+        let nobody = guess("no worker tells what it holds");
+        assert_eq!(told(&desk, &ask(0..2000)), (size(), false, nobody));
+        let mut feed = desk.feed(0);
+        stores(&mut feed, 0..1600);
+        let by_events = "80 % by events (whole, last 2.5 s ago)".to_owned();
+        assert_eq!(told(&desk, &ask(0..2000)), (size(), true, by_events));
+        let body = Envelope::parse(r#"{"prompt":"text"}"#.into(), &BodyLimits::default()).unwrap();
+        let text = Ask::read(Api::Completions, &body).unwrap();
+        let unknown = guess("the prompt's tokens are not known");
+        assert_eq!(told(&desk, &text), ("1 tokens (assumed ratio)".to_owned(), false, unknown));
+    }
 }
 
 #[test]
 fn what_was_evicted_is_not_counted_on_though_it_was_sent_there() {
-    let mut desk = Desk::new(2);
-    let mut feeds: Vec<Feed> = (0..2).map(|worker| desk.feed(worker)).collect();
-    let first = desk.serve(&ask(0..1600));
-    let (own, other) = if first == "w0" { (0, 1) } else { (1, 0) };
-    stores(&mut feeds[own], 0..1600);
-    assert_eq!(desk.serve(&ask(0..1700)), first);
-    tell(&mut feeds[own], Event::Cleared);
-    stores(&mut feeds[other], 0..1600);
-    assert_eq!(desk.serve(&ask(0..1700)), format!("w{other}"));
+    for mut desk in Desk::all(2) {
+        let mut feeds: Vec<Feed> = (0..2).map(|worker| desk.feed(worker)).collect();
+        let first = desk.serve(&ask(0..1600));
+        let (own, other) = if first == "w0" { (0, 1) } else { (1, 0) };
+        stores(&mut feeds[own], 0..1600);
+        assert_eq!(desk.serve(&ask(0..1700)), first);
+        tell(&mut feeds[own], Event::Cleared);
+        stores(&mut feeds[other], 0..1600);
+        assert_eq!(desk.serve(&ask(0..1700)), format!("w{other}"), "{:?}", desk.strategy);
+    }
 }
 
 #[test]
 fn who_does_not_tell_or_tells_a_part_is_judged_by_what_was_sent() {
-    let mut desk = Desk::new(2);
+    Desk::all(2).into_iter().for_each(judged_by_what_was_sent);
+}
+
+fn judged_by_what_was_sent(mut desk: Desk) {
     let home = desk.serve(&ask(0..1600));
     let slot = u32::from(home == "w1");
     assert_eq!(desk.serve(&ask(0..1700)), home);

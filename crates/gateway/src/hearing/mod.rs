@@ -12,6 +12,7 @@ mod source;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_core::dice::Dice;
 use baton_core::fleet::{Seat, Status};
@@ -26,8 +27,16 @@ pub use source::{Ports, Source};
 use crate::registry::Registry;
 use follow::Follow;
 
+/// Time between two looks whether anybody wants to know.
+const WANTED_EVERY: Duration = Duration::from_secs(1);
+
 /// Hears every worker of the registry that publishes, for ever. Dropping the future ends all of it.
+///
+/// Nobody is heard before somebody looks prompts up ([`KvIndex::want`]): it would cost memory for nothing.
 pub async fn hear(registry: Registry, index: Arc<KvIndex>, ports: Ports) {
+    while !index.is_wanted() {
+        tokio::time::sleep(WANTED_EVERY).await;
+    }
     let mut changes = registry.changes();
     let mut heard: BTreeMap<u32, Heard> = BTreeMap::new();
     let replays = Arc::new(Semaphore::new(REPLAYS_AT_ONCE));

@@ -17,6 +17,9 @@ use crate::support::{Ask, House, Plan, until};
 /// Warm-up sends requests elsewhere on purpose.
 const ARGS: &str = "--policy cache_aware --worker-warmup-secs 0";
 
+/// AIBrix's strategies have no warm-up.
+const EXPLAINED: &str = "--explain-header";
+
 fn plan(dialect: Dialect, form: Form) -> Plan {
     let fleet = FleetSpec::whole(dialect, 2).with(|spec| spec.kv_events = Some(form));
     Plan::new(fleet).args(ARGS)
@@ -91,6 +94,35 @@ async fn prefills_are_known_by_what_they_hold() {
     ask(0..1700).served(house.address).await;
     assert_eq!(house.engine(1).stats().tokens.cached - before, 1600);
     house.close().await;
+}
+
+/// AIBrix's strategies heed the same events. The gateway saw none of the first turns.
+#[tokio::test]
+async fn aibrix_strategies_go_by_what_engines_hold() {
+    let pairs = FleetSpec::pairs(Dialect::Vllm, 2, 1);
+    let whole = FleetSpec::whole(Dialect::Vllm, 2);
+    let scores = ["prefix_cache", "conductor", "hybrid_cache_load"];
+    let pd = scores.map(|score| ("pd", score, pairs.clone()));
+    for (strategy, score, fleet) in pd.into_iter().chain([("prefix-cache", "prefix_cache", whole)]) {
+        let fleet = fleet.with(|spec| spec.kv_events = Some(Form::Map));
+        let plan = Plan::new(fleet).env("ROUTING_ALGORITHM", strategy);
+        let house = plan.env("AIBRIX_PREFILL_SCORE_POLICY", score).args(EXPLAINED).open().await;
+        for (at, ids) in [(1, 0..1600), (0, 5000..6600)] {
+            behind(&house, at, ids).await;
+            heard(&house, at, Trust::Whole, 100).await;
+        }
+        for (at, from) in [(1, 0), (0, 5000)] {
+            let before = house.engine(at).stats().tokens.cached;
+            let ask = ask(from..from + 1700);
+            let reply = ask.post_with(house.address, &[("x-baton-explain", "1")]).await;
+            ask.check(&reply);
+            assert_eq!(house.engine(at).stats().tokens.cached - before, 1600, "{strategy} {score}");
+            let said = reply.header("x-baton-explain");
+            assert!(said.contains("94 % by events (whole, last "), "{strategy} {score}: {said}");
+        }
+        assert_eq!(house.page().await.sum("baton_kv_choices_total", &["known=\"whole\""]), 2.0);
+        house.close().await;
+    }
 }
 
 #[tokio::test]

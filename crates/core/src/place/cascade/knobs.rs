@@ -8,6 +8,7 @@ use std::fmt;
 
 use super::profile::Profile;
 use super::read;
+use super::words::{Way, Ways};
 use crate::abort::AbortRule;
 use crate::limits::Terms;
 use crate::time::Duration;
@@ -200,6 +201,15 @@ fn secs(n: u64) -> Duration {
 }
 
 impl Knobs {
+    /// Does the strategy of requests that name none look prompts up?
+    pub fn looks_prompts_up(&self) -> bool {
+        let ways = self.routing_algorithm.as_deref().and_then(|name| Ways::parse(name).ok());
+        ways.is_some_and(|ways| match ways.is_pd() {
+            true => self.prefill_score.looks_up(),
+            false => ways.has(Way::PrefixCache),
+        })
+    }
+
     /// Every variable that the cascade reads, and how.
     pub const VARIABLES: &'static [(&'static str, Reader)] = &[
         ("AIBRIX_PROMPT_LENGTH_BUCKETING", |k, t| set(&mut k.bucketing, read::switch(t))),

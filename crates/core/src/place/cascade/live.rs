@@ -5,7 +5,7 @@
 //! is never given back and taken again. Where scores go by tokens ([`super::books`]) the books are open from the first
 //! look to the charge, so that requests that are placed at the same time see each other's tokens too.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
 use smallvec::SmallVec;
 
@@ -23,18 +23,13 @@ use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::Seat;
 use crate::load::Lease;
-use crate::place::policy::holder;
+use crate::place::holders::Holders;
 use crate::place::receipt::{Charged, Receipt};
 use crate::place::{Look, Miss, Placement, Taken};
-use crate::prefix::Holder;
-use crate::prompt::Blocks;
 
 /// How often a choice is made anew because another request took the place first. Past it the place is taken whatever
 /// the load, if the window has room.
 const TRIES: usize = 64;
-
-/// The prompt, and who holds how many of its blocks, by slot.
-pub(super) type Held = (Arc<Blocks>, SmallVec<[(Holder, u32); 8]>);
 
 /// One decision.
 pub struct Decision<'a> {
@@ -46,7 +41,7 @@ pub struct Decision<'a> {
     tokens: u64,
     bytes: u64,
     /// Only where a score asks for it.
-    prompt: Option<Held>,
+    prompt: Option<Holders<'a>>,
     /// The band that the plan has for the prompt, by group.
     band: Option<u32>,
     advised: bool,
@@ -91,13 +86,8 @@ impl<'a> Decision<'a> {
         let mut tries = 0;
         loop {
             receipt.again();
-            if let Some((blocks, found)) = &self.prompt {
-                receipt.step("index", !found.is_empty(), || {
-                    let (blocks, some) = (blocks.hashes.len(), found.len());
-                    format!(
-                        "{blocks} blocks; by what was sent, which is a guess, {some} workers have some of it"
-                    )
-                });
+            if let Some(held) = &self.prompt {
+                receipt.step("index", held.anybody(), || held.summary());
             }
             let ready = self.ready(true);
             let sorted = sort(self.yard, &ready, self.wanted())?;
@@ -207,8 +197,8 @@ impl<'a> Decision<'a> {
         if let Some(open) = open {
             self.charge(open, (&mut prefill, &mut decode), matched, receipt);
         }
-        if let Some((blocks, _)) = &self.prompt {
-            prefill.mark = self.cascade.index.hold(blocks, holder(&prefill.seat), self.look.now);
+        if let Some(held) = &self.prompt {
+            held.goes_to(&mut prefill, receipt);
         }
         Some(Placement::Pair { prefill, decode })
     }
@@ -249,21 +239,12 @@ impl<'a> Decision<'a> {
                 |_| gauges.waiting_for_anything(),
             ),
             prefill_ms: gauges.prefill_ms(),
-            matched_pct: self.matched_pct(seat),
+            matched_pct: self.prompt.as_ref().map_or(0, |held| held.percent(seat)),
             active_tokens: tokens.active,
             kv_tokens: tokens.kv,
             decode_tokens: tokens.decode,
             decode_secs: tokens.decode_secs(self.look.now),
         }
-    }
-
-    /// Share of the prompt's blocks that the worker holds from the first on, in whole percent.
-    fn matched_pct(&self, seat: &Seat) -> u32 {
-        let Some((blocks, found)) = &self.prompt else { return 0 };
-        let Ok(at) = found.binary_search_by_key(&seat.slot, |(h, _)| h.slot) else { return 0 };
-        let (of, held) = found[at];
-        let all = blocks.hashes.len() as u64;
-        if of != holder(seat) || all == 0 { 0 } else { (u64::from(held) * 100 / all) as u32 }
     }
 
     fn charge(

@@ -39,6 +39,7 @@ use self::resolve::Routing;
 use self::serve::Serving;
 use self::sessions::SessionRule;
 use self::words::Way;
+use super::holders::{self, Holders};
 use super::policy::{holder, least};
 use super::receipt::Receipt;
 use super::{Look, Miss, Placement, Seats, Taken, Tuning};
@@ -46,6 +47,7 @@ use crate::ask::{Api, Ask};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Fleet, Seat};
+use crate::kv::KvIndex;
 use crate::prefix::PrefixIndex;
 use crate::prompt::Prompt;
 use crate::time::Instant;
@@ -63,6 +65,8 @@ pub fn tokens(ask: &Ask) -> u64 {
 pub struct Cascade {
     index: Arc<PrefixIndex>,
     block_tokens: usize,
+    /// What workers say that they hold.
+    events: Option<Arc<KvIndex>>,
     books: Arc<Books>,
     sessions: SessionRule,
     /// Of a request that comes without a routing of its own.
@@ -77,11 +81,17 @@ impl Cascade {
         Cascade {
             index: Arc::new(PrefixIndex::new(tuning.index_bytes)),
             block_tokens: tuning.block_tokens,
+            events: None,
             books: Arc::default(),
             sessions: SessionRule { max: knobs.sessions_max, ttl: knobs.session_ttl },
             plain: Routing::plain(knobs),
             serving: Mutex::default(),
         }
+    }
+
+    /// Heeds what workers say that they hold.
+    pub(super) fn hearing(self, events: &Arc<KvIndex>) -> Cascade {
+        Cascade { events: Some(events.clone()), ..self }
     }
 
     /// The index of prompts.
@@ -124,13 +134,11 @@ impl Cascade {
         Decision::new(self, look, routing)
     }
 
-    /// The prompt's blocks and who holds how many of them, in the order of slots.
-    fn holders(&self, look: &Look<'_>) -> live::Held {
-        let fleet = look.fleet;
-        self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
-        let blocks = look.ask.prompt.blocks(self.block_tokens);
-        let found = self.index.find(&blocks).by_slot();
-        (blocks, found)
+    /// Who has how much of the prompt.
+    fn holders(&self, look: &Look<'_>) -> Holders<'_> {
+        let (block_tokens, events) = (self.block_tokens, self.events.as_ref());
+        let indexes = holders::Indexes { sent: &self.index, block_tokens, events };
+        Holders::of(indexes, look.fleet, look.ask, look.now)
     }
 
     /// This worker has the whole prompt.

@@ -55,7 +55,7 @@ impl Policy {
             said.push_str("; it is warmed up");
         }
         if let Some(backlog) = &sight.backlog {
-            let known = match backlog.known(seat) {
+            let known = match backlog.held.known(seat) {
                 Some(known) => format!("{:?}", known.trust).to_lowercase(),
                 None => "none".to_owned(),
             };

@@ -22,14 +22,16 @@ use smallvec::SmallVec;
 use super::cascade::knobs::Knobs;
 use super::cascade::resolve::Routing;
 use super::cascade::words::{Way, Ways};
+use super::holders::{self, Holders};
 use super::policy::holder;
 use super::receipt::{Receipt, Score};
 use super::{Look, Miss, Placement, Seats, Taken, Tuning, affinity};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Fleet, Seat};
-use crate::prefix::{Holder, PrefixIndex};
-use crate::prompt::{Blocks, Prompt};
+use crate::kv::KvIndex;
+use crate::prefix::PrefixIndex;
+use crate::prompt::Prompt;
 use crate::time::Instant;
 use blend::Blended;
 
@@ -41,20 +43,19 @@ const TRIES: usize = 64;
 #[derive(Debug)]
 pub struct Whole {
     index: Arc<PrefixIndex>,
+    /// What workers say that they hold.
+    events: Option<Arc<KvIndex>>,
     tuning: Tuning,
     /// Of a request that comes without a routing of its own.
     plain: Routing,
 }
-
-/// A prompt, and who holds how many of its blocks, by slot.
-type Found = (Arc<Blocks>, SmallVec<[(Holder, u32); 8]>);
 
 /// What a decision looks at of the request, read once.
 struct Sight<'a> {
     look: &'a Look<'a>,
     knobs: &'a Knobs,
     /// Only where a strategy asks for that.
-    prompt: Option<Found>,
+    prompt: Option<Holders<'a>>,
     /// The worker that the session belongs to: its slot.
     home: Option<u32>,
 }
@@ -62,7 +63,12 @@ struct Sight<'a> {
 impl Whole {
     /// The index is shared with other strategies of AIBrix's: what one of them sent somewhere, all know.
     pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning, index: Arc<PrefixIndex>) -> Whole {
-        Whole { index, tuning: tuning.clone(), plain: Routing::plain(knobs) }
+        Whole { index, events: None, tuning: tuning.clone(), plain: Routing::plain(knobs) }
+    }
+
+    /// Heeds what workers say that they hold.
+    pub(super) fn hearing(self, events: &Arc<KvIndex>) -> Whole {
+        Whole { events: Some(events.clone()), ..self }
     }
 
     /// # Errors
@@ -105,28 +111,30 @@ impl Whole {
         let sight = self.see(look, routing, &seats);
         loop {
             let chance = ways.is_none_or(|ways| ways.is_only(Way::Random));
-            let taken = match chance {
+            let mut taken = match chance {
                 true => by_chance(&mut seats, rooms, (&mut *dice, &mut *receipt)),
                 false => self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt)),
             }?;
             if taken.seat.pulse.enter(look.now) {
-                return Some(self.marked(taken, &sight));
+                // Remembered where it went by whichever strategy: other requests may look for it.
+                if let Some(held) = &sight.prompt {
+                    held.goes_to(&mut taken, receipt);
+                }
+                return Some(taken);
             }
             seats.retain(|s| s.slot != taken.seat.slot);
         }
     }
 
-    fn see<'a>(&self, look: &'a Look<'a>, routing: &'a Routing, seats: &[&Arc<Seat>]) -> Sight<'a> {
+    fn see<'a>(&'a self, look: &'a Look<'a>, routing: &'a Routing, seats: &[&Arc<Seat>]) -> Sight<'a> {
         let asks = |way: Way| routing.ways.as_ref().is_some_and(|ways| ways.has(way));
         if asks(Way::LeastKvCache) || asks(Way::Throughput) {
             look.fleet.want_gauges();
         }
         let prompt = asks(Way::PrefixCache).then(|| {
-            let fleet = look.fleet;
-            self.index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
-            let blocks = look.ask.prompt.blocks(self.tuning.block_tokens);
-            let found = self.index.find(&blocks).by_slot();
-            (blocks, found)
+            let (block_tokens, events) = (self.tuning.block_tokens, self.events.as_ref());
+            let indexes = holders::Indexes { sent: &self.index, block_tokens, events };
+            Holders::of(indexes, look.fleet, look.ask, look.now)
         });
         let home = if asks(Way::SessionAffinity) { session::home(look.ask, seats) } else { None };
         Sight { look, knobs: &routing.knobs, prompt, home: home.map(|seat| seat.slot) }
@@ -182,14 +190,6 @@ impl Whole {
             blended.pass_over(|load| f64::from(load) > gate);
         }
         blended
-    }
-
-    /// The prompt is remembered where it went, by whichever strategy: other requests may look for it.
-    fn marked(&self, mut taken: Taken, sight: &Sight<'_>) -> Taken {
-        if let Some((blocks, _)) = &sight.prompt {
-            taken.mark = self.index.hold(blocks, holder(&taken.seat), sight.look.now);
-        }
-        taken
     }
 }
 

@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 
 use super::super::cascade::score::limit;
 use super::super::cascade::words::Way;
-use super::super::policy::holder;
 use super::Sight;
 use crate::dice::Dice;
 use crate::fleet::Seat;
@@ -80,19 +79,14 @@ fn tokens(seat: &Seat) -> Option<f64> {
 
 /// How much of the prompt each has, in whole percent; nothing of one that has far more requests than the others.
 fn matched(seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>) -> Values {
-    let Some((blocks, found)) = &sight.prompt else { return Values::from_elem(Some(0.0), seats.len()) };
+    let Some(held) = &sight.prompt else { return Values::from_elem(Some(0.0), seats.len()) };
     let most = limit(loads, sight.knobs.deviations);
     let idlest = loads.iter().copied().min().unwrap_or_default();
     let uneven = uneven(loads);
-    let percent = |seat: &Seat| {
-        let at = found.binary_search_by_key(&seat.slot, |(h, _)| h.slot).ok()?;
-        let (of, held) = found[at];
-        (of == holder(seat)).then(|| u64::from(held) * 100 / blocks.hashes.len().max(1) as u64)
-    };
     let counts = |load: u32| f64::from(load) <= most && (!uneven || load == idlest);
     let each = |(seat, load): (&&Arc<Seat>, &u32)| {
-        let percent = percent(seat).filter(|_| counts(*load)).unwrap_or_default();
-        Some(percent as f64)
+        let percent = if counts(*load) { held.percent(seat) } else { 0 };
+        Some(f64::from(percent))
     };
     seats.iter().zip(loads).map(each).collect()
 }

@@ -1,0 +1,132 @@
+//! Who has how much of one prompt: what workers say themselves, and what was sent where. The one place that says which
+//! of the two counts, for all strategies that look prompts up.
+//!
+//! A worker that tells all that it holds is believed, and what was sent to it before does not count. Of one that tells
+//! what it stored since it is heard, the larger of both counts. Of all others, and of prompts whose tokens are not
+//! known, there is only what was sent, which is a guess.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::Taken;
+use super::policy::holder;
+use super::receipt::Receipt;
+use crate::ask::Ask;
+use crate::fleet::{Fleet, Seat};
+use crate::kv::{Known, KvIndex, Told, Trust};
+use crate::prefix::{Holder, PrefixIndex};
+use crate::prompt::Blocks;
+use crate::time::Instant;
+
+/// What there is to look a prompt up in.
+#[derive(Clone, Copy, Debug)]
+pub struct Indexes<'a> {
+    /// What was sent where, in blocks of so many tokens.
+    pub sent: &'a Arc<PrefixIndex>,
+    pub block_tokens: usize,
+    /// What workers say that they hold, if that counts.
+    pub events: Option<&'a Arc<KvIndex>>,
+}
+
+/// One prompt, looked up once.
+#[derive(Debug)]
+pub struct Holders<'a> {
+    indexes: Indexes<'a>,
+    pub blocks: Arc<Blocks>,
+    /// What was sent where, by slot.
+    found: SmallVec<[(Holder, u32); 8]>,
+    told: Option<Told>,
+    now: Instant,
+}
+
+impl<'a> Holders<'a> {
+    pub fn of(indexes: Indexes<'a>, fleet: &Fleet, ask: &Ask, now: Instant) -> Holders<'a> {
+        indexes.sent.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+        let blocks = ask.prompt.blocks(indexes.block_tokens);
+        let found = indexes.sent.find(&blocks).by_slot();
+        let told = indexes.events.and_then(|events| {
+            events.want();
+            Told::of(events, ask)
+        });
+        Holders { indexes, blocks, found, told, now }
+    }
+
+    /// What the worker says itself.
+    pub fn known(&self, seat: &Seat) -> Option<Known> {
+        self.told.as_ref().and_then(|told| told.by(seat, self.now))
+    }
+
+    /// How much of it the worker has: of what it tells, its share of the prompt, and of what was sent to it, so many
+    /// first blocks, each as much as the two functions say.
+    pub fn has(&self, seat: &Seat, share: impl Fn(f64) -> f64, sent: impl Fn(u32) -> f64) -> f64 {
+        let sent = || self.sent(seat).map_or(0.0, &sent);
+        match self.known(seat) {
+            Some(known) if known.trust == Trust::Whole => share(known.share),
+            Some(known) => sent().max(share(known.share)),
+            None => sent(),
+        }
+    }
+
+    /// The same in whole percent (AIBrix).
+    pub fn percent(&self, seat: &Seat) -> u32 {
+        let all = self.blocks.hashes.len().max(1) as u64;
+        // A share of 29 % times 100 is a little less than 29.
+        let told = |share: f64| (share * 100.0 + 1e-6).floor();
+        let sent = |blocks: u32| (u64::from(blocks) * 100 / all) as f64;
+        self.has(seat, told, sent).clamp(0.0, 100.0) as u32
+    }
+
+    /// First blocks of it that were sent to the worker before.
+    fn sent(&self, seat: &Seat) -> Option<u32> {
+        let at = self.found.binary_search_by_key(&seat.slot, |(h, _)| h.slot).ok()?;
+        let (of, blocks) = self.found[at];
+        (of == holder(seat)).then_some(blocks)
+    }
+
+    /// Does anybody have more of it than this share, or so many blocks that they count?
+    pub fn is_hit(&self, share: f64, counts: impl Fn(u32) -> bool) -> bool {
+        let told = self.told.as_ref().map_or(0.0, Told::most);
+        told > share || self.found.iter().any(|(_, blocks)| counts(*blocks))
+    }
+
+    /// The prompt goes to this worker. It counts as held there from now on, by both indexes.
+    pub fn goes_to(&self, taken: &mut Taken, receipt: &mut Receipt) {
+        let seat = &taken.seat;
+        let known = self.known(seat);
+        if let Some(events) = self.indexes.events {
+            events.chose(known.map_or(Trust::None, |known| known.trust));
+            receipt.step("prefix index", known.is_some(), || {
+                known.map_or_else(|| self.guess(), |known| known.to_string())
+            });
+        }
+        let expected = self.told.as_ref().and_then(|told| told.expect(seat));
+        let mark = self.indexes.sent.hold(&self.blocks, holder(seat), self.now);
+        (taken.expected, taken.mark) = (expected, mark);
+    }
+
+    /// Why events say nothing of the chosen one.
+    fn guess(&self) -> String {
+        let why = match (self.indexes.events, &self.told) {
+            (Some(events), _) if events.feeds() == 0 => "no worker tells what it holds",
+            (_, None) => "the prompt's tokens are not known",
+            _ => "this worker does not tell what it holds",
+        };
+        format!("by what was sent, a guess: {why}")
+    }
+
+    /// What was found, in words.
+    pub fn summary(&self) -> String {
+        let (blocks, some) = (self.blocks.hashes.len(), self.found.len());
+        let told = match &self.told {
+            Some(told) => format!("; by events somebody has {:.0} % of it", told.most() * 100.0),
+            None => String::new(),
+        };
+        format!("{blocks} blocks; by what was sent, which is a guess, {some} workers have some of it{told}")
+    }
+
+    /// Somebody has some of it, by either index.
+    pub fn anybody(&self) -> bool {
+        self.is_hit(0.0, |blocks| blocks > 0)
+    }
+}

@@ -85,10 +85,11 @@ impl Keys {
             pin.slots.insert(0, slot);
             pin.slots.truncate(WORKERS_OF_A_KEY);
         }
-        drop(shard);
         if moved || !left.is_empty() {
+            // Before anybody else can move the key on: it would leave a worker that it was not counted at yet.
             self.regroup(&left, moved.then_some(slot));
         }
+        drop(shard);
         KeyLease { keys: self.clone(), key }
     }
 
@@ -184,6 +185,21 @@ mod tests {
         assert!(keys.find(1, at(50)).slots.is_empty());
         let _other = keys.go(17, 9, false, at(200));
         assert_eq!((keys.len(), keys.group(8), keys.group(9)), (1, 0, 1), "the look for idle ones came by");
+    }
+
+    #[test]
+    fn many_threads_that_move_keys_count_each_once() {
+        let keys = Arc::new(Keys::new(&Tuning::default()));
+        std::thread::scope(|s| {
+            for thread in 0..4 {
+                let keys = &keys;
+                s.spawn(move || {
+                    (0..20_000u32)
+                        .for_each(|i| drop(keys.go(u64::from(i % 3), (i + thread) % 5, true, at(1))));
+                });
+            }
+        });
+        assert_eq!((0..5).map(|slot| keys.group(slot)).sum::<usize>(), 3);
     }
 
     #[test]

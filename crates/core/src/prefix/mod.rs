@@ -199,12 +199,13 @@ impl PrefixIndex {
         let out = change(&mut shard);
         let after = shard.bytes();
         keep.oldest.store(shard.oldest(), Ordering::Relaxed);
-        drop(shard);
+        // Before anybody else can take away what was added: the sum would fall below zero in between.
         if after >= before {
             self.bytes.fetch_add(after - before, Ordering::Relaxed);
         } else {
             self.bytes.fetch_sub(before - after, Ordering::Relaxed);
         }
+        drop(shard);
         out
     }
 

@@ -113,6 +113,10 @@ impl Lane {
                 Phase::Busy | Phase::Answering => None,
             };
             if limit.is_some_and(|l| now.since(line.since()) > l) {
+                // Doomed before and still there: it waits for a client that does not read what it was answered.
+                if line.is_doomed() {
+                    line.cut();
+                }
                 line.doom();
             }
         }

@@ -89,6 +89,13 @@ impl Line {
         self.since_micros.store(now.as_micros(), Ordering::Relaxed);
     }
 
+    /// Bytes went out. A client that is slow to read the end of an answer is not idle.
+    fn wrote(&self, clock: Clock) {
+        if self.phase() == Phase::Idle {
+            self.since_micros.store(clock.now().as_micros(), Ordering::Relaxed);
+        }
+    }
+
     /// A request is served now; nobody asks since when.
     pub fn work(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::Relaxed);
@@ -259,7 +266,11 @@ impl AsyncRead for ClientIo {
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.line.flushed.store(false, Ordering::Relaxed);
-        on_wire!(self, w => Pin::new(w).poll_write(cx, buf))
+        let wrote = on_wire!(self, w => Pin::new(w).poll_write(cx, buf));
+        if wrote.is_ready() {
+            self.line.wrote(self.clock);
+        }
+        wrote
     }
 
     fn poll_write_vectored(
@@ -268,7 +279,11 @@ impl AsyncWrite for ClientIo {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.line.flushed.store(false, Ordering::Relaxed);
-        on_wire!(self, w => Pin::new(w).poll_write_vectored(cx, bufs))
+        let wrote = on_wire!(self, w => Pin::new(w).poll_write_vectored(cx, bufs));
+        if wrote.is_ready() {
+            self.line.wrote(self.clock);
+        }
+        wrote
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -90,3 +90,19 @@ async fn a_client_that_does_not_read_cannot_outlive_its_requests_time() {
     drop(raw);
     house.close().await;
 }
+
+#[tokio::test]
+async fn a_client_that_does_not_read_a_whole_answer_cannot_keep_its_connection() {
+    let plan = Plan::pairs(Dialect::Sglang, 1, 1).tapped();
+    let mut house = plan.args("--idle-connection-timeout-secs 0.2").open().await;
+    let long = serde_json::json!({"id": "c", "choices": [{"index": 0, "text": "x".repeat(16 << 20)}]});
+    house.taps[0].always([Step::json(200, "", "{}")]);
+    house.taps[1].always([Step::json(200, "", &long.to_string())]);
+    // Two samples are joined, so that the gateway has the whole of it.
+    let ask = Ask::chat(PROMPT, 4).with(serde_json::json!({"n": 2}));
+    let raw = Raw::post(house.address, ask.path, &ask.body.to_string()).await;
+    until("both are asked", || house.taps[1].count() == 2).await;
+    house.no_after();
+    house.close().await;
+    drop(raw);
+}

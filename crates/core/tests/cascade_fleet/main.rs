@@ -267,6 +267,25 @@ fn who_has_more_than_can_be_counted_is_full() {
 }
 
 #[test]
+fn names_of_models_that_nobody_serves_long_take_no_bands_from_those_that_are_asked_for() {
+    let legs =
+        ["a", "b"].map(|rs| [ranged(&format!("p{rs}"), rs, 0, 4000), ranged(&format!("d{rs}"), rs, 0, 4000)]);
+    let fleet = fleet(legs.into_iter().flatten());
+    let mut desk = Desk::new(Knobs { bucket_serve: true, ..bucketing() });
+    let mut banded = |model: String, tokens: u64| {
+        desk.now = desk.now.after(std::time::Duration::from_millis(10));
+        let mut ask = ask(40, Some(tokens));
+        ask.model = Some(model);
+        desk.place(&fleet, &ask).unwrap().1.banded
+    };
+    for i in 0..300 {
+        banded(format!("m{i}"), 100);
+    }
+    let found = (0..1000).map(|i| banded("m".to_owned(), 100 + i % 20 * 100)).filter(|fired| *fired).count();
+    assert!(found > 400, "{found}");
+}
+
+#[test]
 fn c10_d20_fast_paths_keep_to_one_roleset() {
     let two = || fleet([of("p1", "a"), of("d1", "a"), of("p2", "b"), of("d2", "b"), of("d3", "b")]);
     let busy =

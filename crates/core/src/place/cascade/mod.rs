@@ -52,7 +52,7 @@ use crate::prefix::PrefixIndex;
 use crate::prompt::Prompt;
 use crate::time::Instant;
 
-/// Models whose traffic step 2b remembers. More are served without bands.
+/// Models whose traffic step 2b remembers. For one more, the one that was not asked for longest is forgotten.
 pub const MODELS_MAX: usize = 256;
 
 /// Prompt tokens, as buckets and hints of profiles count them.
@@ -153,7 +153,12 @@ impl Cascade {
     fn advise(&self, sorted: &Sorted<'_>, mode: ServeMode, tokens: u64, look: &Look<'_>) -> Option<u32> {
         let model = look.ask.model.as_deref().filter(|m| !m.is_empty())?;
         let mut serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
-        if !serving.contains_key(model) && serving.len() < MODELS_MAX {
+        if !serving.contains_key(model) {
+            if serving.len() >= MODELS_MAX {
+                // Names are clients' where a worker serves any: those that nobody means must not stay for ever.
+                let idle = serving.iter().min_by_key(|(_, own)| own.asked_at()).map(|(name, _)| name.clone());
+                idle.and_then(|name| serving.remove(&name));
+            }
             serving.insert(model.to_owned(), Serving::new(look.now));
         }
         let own = serving.get_mut(model)?;

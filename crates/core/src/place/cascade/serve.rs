@@ -46,6 +46,11 @@ impl Serving {
         self.traffic.observe(tokens, now);
     }
 
+    /// When a prompt was last counted.
+    pub fn asked_at(&self) -> Instant {
+        self.traffic.at()
+    }
+
     /// The longest prompt that each roleset is banded to, by the plans that are kept.
     pub fn maxima(&self) -> impl Iterator<Item = (&str, u64)> {
         let bands = self.plans.iter().flat_map(|plan| plan.bands.iter().map(move |band| (plan, band)));

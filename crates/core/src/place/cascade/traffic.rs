@@ -46,6 +46,11 @@ impl Traffic {
         self.tokens[bin] += tokens as f64;
     }
 
+    /// When a request was last counted.
+    pub fn at(&self) -> Instant {
+        self.at
+    }
+
     /// What bands are cut by: prompt tokens of each bin, or requests.
     pub fn weights(&self, by_tokens: bool) -> &[f64; BINS] {
         if by_tokens { &self.tokens } else { &self.requests }

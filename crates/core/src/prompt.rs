@@ -13,7 +13,7 @@
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::ask::Api;
 use crate::body::{Envelope, scalar};
@@ -50,6 +50,7 @@ pub struct Prompt {
     api: Api,
     body: Envelope,
     blocks: OnceLock<Arc<Blocks>>,
+    heads: OnceLock<(Arc<[usize]>, Arc<Blocks>)>,
     measure: Option<Arc<Measure>>,
     size: OnceLock<Size>,
     ids: OnceLock<Option<Arc<[u32]>>>,
@@ -78,11 +79,16 @@ pub struct Blocks {
     pub bytes: u64,
     /// The size of a block, in bytes.
     pub block_bytes: usize,
+    /// Where each block ends, if they are not all of one size.
+    pub ends: Box<[u64]>,
 }
 
 impl Blocks {
     /// How many bytes of the text so many blocks are.
     pub fn bytes_of(&self, blocks: usize) -> u64 {
+        if let Some(last) = blocks.min(self.ends.len()).checked_sub(1) {
+            return self.ends[last];
+        }
         (blocks as u64 * self.block_bytes as u64).min(self.bytes)
     }
 }
@@ -93,6 +99,7 @@ impl Prompt {
             api,
             body,
             blocks: OnceLock::new(),
+            heads: OnceLock::new(),
             measure: None,
             size: OnceLock::new(),
             ids: OnceLock::new(),
@@ -102,7 +109,7 @@ impl Prompt {
 
     /// For policies these tokens are the prompt. Its size stays what the body says.
     pub fn stand_in(&mut self, ids: Box<[u32]>) {
-        (self.stand_in, self.blocks) = (Some(ids), OnceLock::new());
+        (self.stand_in, self.blocks, self.heads) = (Some(ids), OnceLock::new(), OnceLock::new());
     }
 
     /// What is known of tokens is asked of `measure` from now on.
@@ -225,6 +232,19 @@ impl Prompt {
         if kept.block_bytes == size { kept.clone() } else { Arc::new(self.hash(size)) }
     }
 
+    /// The text cut at these positions, rising, in tokens: as many blocks as it reaches of them. Kept for the positions
+    /// that are asked for first.
+    pub fn heads(&self, at: &Arc<[usize]>) -> Arc<Blocks> {
+        let kept = self.heads.get_or_init(|| (at.clone(), Arc::new(self.cut(at, true))));
+        if kept.0 == *at { kept.1.clone() } else { Arc::new(self.cut(at, true)) }
+    }
+
+    /// One number for the beginning of the text up to each of these positions that it reaches, in tokens. What comes
+    /// after the last one is not read.
+    pub fn beginnings(&self, at: &[usize]) -> Box<[u64]> {
+        self.cut(at, false).hashes
+    }
+
     /// One number for the beginning of the text, so many tokens of it; `None` if there is no text.
     pub fn beginning(&self, tokens: usize) -> Option<u64> {
         let mut left = tokens.max(1).saturating_mul(TOKEN_BYTES);
@@ -245,6 +265,31 @@ impl Prompt {
         SPACES.iter().filter_map(own).fold(model, |seed, (n, value)| xxh3_64_with_seed(value, seed ^ n))
     }
 
+    /// Its length is known if the `whole` of it is read.
+    fn cut(&self, at: &[usize], whole: bool) -> Blocks {
+        let ends: Vec<u64> =
+            at.iter().map(|tokens| (*tokens as u64).saturating_mul(TOKEN_BYTES as u64)).collect();
+        let (mut text, mut bytes) = (Xxh3::with_seed(self.space()), 0u64);
+        let mut hashes = Vec::with_capacity(ends.len());
+        self.walk(&mut |mut piece| {
+            while let Some(end) = ends.get(hashes.len())
+                && let Some((own, rest)) = piece.split_at_checked(end.saturating_sub(bytes) as usize)
+            {
+                text.update(own);
+                bytes += own.len() as u64;
+                hashes.push(text.digest());
+                piece = rest;
+            }
+            if hashes.len() < ends.len() {
+                text.update(piece);
+            }
+            bytes += piece.len() as u64;
+            whole || hashes.len() < ends.len()
+        });
+        let ends = ends[..hashes.len()].into();
+        Blocks { hashes: hashes.into(), bytes, block_bytes: 0, ends }
+    }
+
     fn hash(&self, size: usize) -> Blocks {
         let expected = (self.body.len() / size).min(BLOCKS_MAX);
         let mut hasher = Hasher {
@@ -258,7 +303,7 @@ impl Prompt {
             hasher.feed(piece);
             true
         });
-        Blocks { hashes: hasher.hashes.into(), bytes: hasher.bytes, block_bytes: size }
+        Blocks { hashes: hasher.hashes.into(), bytes: hasher.bytes, block_bytes: size, ends: Box::default() }
     }
 }
 
@@ -391,6 +436,26 @@ mod tests {
         assert_eq!(plain.blocks(16), escaped.blocks(16));
         assert_eq!(plain.bytes(), 301);
         assert_eq!(plain.beginning(16), escaped.beginning(16));
+    }
+
+    #[test]
+    fn heads_are_equal_up_to_where_prompts_part() {
+        let at: Arc<[usize]> = Arc::new([16, 100, 300]);
+        let (a, b) = (chat(&[&"x".repeat(600), "a"]), chat(&[&"x".repeat(600), "b"]));
+        let (one, other) = (a.heads(&at), b.heads(&at));
+        assert_eq!((one.hashes.len(), &*one.ends, one.bytes), (2, &[64, 400][..], a.bytes()));
+        assert_eq!(one.hashes, other.hashes);
+        assert_eq!((a.beginnings(&at), a.beginnings(&at[..1])), (one.hashes.clone(), one.hashes[..1].into()));
+        assert_eq!([0, 1, 2, 3].map(|n| one.bytes_of(n)), [0, 64, 400, 400]);
+        let longer = chat(&[&"x".repeat(600), &"a".repeat(700)]).heads(&at);
+        assert_eq!((longer.hashes.len(), &longer.hashes[..2]), (3, &one.hashes[..]));
+        // However the pieces come.
+        let parts = ["x".repeat(30), "x".repeat(570)];
+        let parts = parts.each_ref().map(|t| format!(r#"{{"type":"text","text":"{t}"}}"#)).join(",");
+        let parts = prompt(Api::Chat, &format!(r#"{{"messages":[{{"role":"user","content":[{parts}]}}]}}"#));
+        assert_eq!(parts.heads(&at).hashes.len(), 2);
+        assert_eq!(a.heads(&at[..1].into()).hashes.len(), 1, "not what was kept");
+        assert!(chat(&["hi"]).heads(&at).hashes.is_empty());
     }
 
     #[test]

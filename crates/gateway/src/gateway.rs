@@ -263,6 +263,8 @@ fn tuning(config: &Config) -> Tuning {
         balance_rel: affinity.balance_rel_threshold,
         index_bytes: affinity.max_tree_size.get(),
         block_tokens: affinity.block_size.get(),
+        boundaries: affinity.cache_boundaries.as_slice().into(),
+        heads_last: (affinity.cache_index == config::CacheIndex::Hash).then_some(affinity.cache_ttl),
         overlap_decay: affinity.overlap_decay,
         temperature: affinity.selection_temperature,
         warm_up: affinity.worker_warmup,

@@ -51,6 +51,8 @@ fn mix(x: u64) -> u64 {
 pub struct Backlog<'t> {
     pub held: Holders<'t>,
     tuning: &'t Tuning,
+    /// Share of the prompt that what was sent must be to count.
+    threshold: f64,
 }
 
 /// What a candidate's cost is made of, in tokens.
@@ -74,7 +76,9 @@ struct Cost<'a> {
 
 impl<'t> Backlog<'t> {
     pub fn new(held: Holders<'t>, tuning: &'t Tuning) -> Backlog<'t> {
-        Backlog { held, tuning }
+        // Engines that keep heads keep them whole, whatever share of the prompt they are.
+        let threshold = if held.by_heads() { 0.0 } else { tuning.cache_threshold };
+        Backlog { held, tuning, threshold }
     }
 
     /// Does anybody have enough of it to count?
@@ -103,7 +107,7 @@ impl<'t> Backlog<'t> {
     /// So many first blocks in tokens, if they are enough of it to count.
     fn counted(&self, blocks: u32) -> f64 {
         let tokens = self.held.blocks.bytes_of(blocks as usize) as f64 / TOKEN_BYTES as f64;
-        if tokens > self.tuning.cache_threshold * self.total() { tokens } else { 0.0 }
+        if tokens > self.threshold * self.total() { tokens } else { 0.0 }
     }
 
     /// The worker that costs least, and the load that this was found at. Among equals the one that was longest

@@ -15,7 +15,7 @@ use super::receipt::Receipt;
 use crate::ask::Ask;
 use crate::fleet::{Fleet, Seat};
 use crate::kv::{Known, KvIndex, Told, Trust};
-use crate::prefix::{Holder, PrefixIndex};
+use crate::prefix::{Holder, Memory};
 use crate::prompt::Blocks;
 use crate::time::Instant;
 
@@ -23,7 +23,7 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct Indexes<'a> {
     /// What was sent where, in blocks of so many tokens.
-    pub sent: &'a Arc<PrefixIndex>,
+    pub sent: &'a Memory,
     pub block_tokens: usize,
     /// What workers say that they hold, if that counts.
     pub events: Option<&'a Arc<KvIndex>>,
@@ -43,13 +43,18 @@ pub struct Holders<'a> {
 impl<'a> Holders<'a> {
     pub fn of(indexes: Indexes<'a>, fleet: &Fleet, ask: &Ask, now: Instant) -> Holders<'a> {
         indexes.sent.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
-        let blocks = ask.prompt.blocks(indexes.block_tokens);
-        let found = indexes.sent.find(&blocks).by_slot();
+        let blocks = indexes.sent.cut(&ask.prompt, indexes.block_tokens);
+        let found = indexes.sent.find(&blocks, now);
         let told = indexes.events.and_then(|events| {
             events.want();
             Told::of(events, ask)
         });
         Holders { indexes, blocks, found, told, now }
+    }
+
+    /// What was sent is known by the beginnings of prompts alone.
+    pub fn by_heads(&self) -> bool {
+        matches!(self.indexes.sent, Memory::Heads(_))
     }
 
     /// What the worker says itself.

@@ -34,13 +34,13 @@ impl Legwise {
         }
     }
 
-    pub(super) fn indexes(&self) -> Indexes<'_> {
+    pub(super) fn indexes(&self) -> Indexes {
         let legs = [
             (LegName::Prefill, &self.prefill),
             (LegName::Decode, &self.decode),
             (LegName::Whole, &self.whole),
         ];
-        legs.into_iter().filter_map(|(leg, policy)| Some((leg.as_str(), policy.index()?))).collect()
+        legs.into_iter().filter_map(|(leg, policy)| Some((leg.as_str(), policy.index()?.clone()))).collect()
     }
 
     /// The policy that chooses workers like this one.

@@ -42,7 +42,7 @@ use crate::fault::Fault;
 use crate::fleet::{Fleet, Seat};
 use crate::kv::{Expected, KvIndex};
 use crate::load::Lease;
-use crate::prefix::{Mark, PrefixIndex};
+use crate::prefix::{Mark, Memory};
 use crate::prompt::Prompt;
 use crate::time::Instant;
 use cascade::books::Held;
@@ -225,10 +225,10 @@ impl Strategy {
     }
 
     /// The indexes of what was sent where, by what they are for.
-    pub fn indexes(&self) -> Indexes<'_> {
+    pub fn indexes(&self) -> Indexes {
         match self {
             Strategy::Legwise(legwise) => legwise.indexes(),
-            Strategy::Cascade(cascade) => SmallVec::from_iter([("pd", cascade.index())]),
+            Strategy::Cascade(cascade) => SmallVec::from_iter([("pd", cascade.index().clone())]),
             // The cascade's.
             Strategy::Whole(_) => SmallVec::new(),
         }
@@ -262,7 +262,7 @@ pub struct Strategies {
 }
 
 /// Indexes of what was sent where: a leg's name, or `pd`.
-pub type Indexes<'a> = SmallVec<[(&'static str, &'a Arc<PrefixIndex>); 4]>;
+pub type Indexes = SmallVec<[(&'static str, Memory); 4]>;
 
 impl Strategies {
     /// Heeds what workers say that they hold.
@@ -272,7 +272,7 @@ impl Strategies {
     }
 
     /// The indexes of what was sent where, by what they are for.
-    pub fn indexes(&self) -> Indexes<'_> {
+    pub fn indexes(&self) -> Indexes {
         let mut all = self.own.indexes();
         all.extend(self.pd.indexes());
         all

@@ -24,7 +24,7 @@ use super::{Assignment, Look, Seats, Taken, Tuning};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Seat};
 use crate::kv::KvIndex;
-use crate::prefix::{Holder, PrefixIndex};
+use crate::prefix::{Heads, Holder, Memory, PrefixIndex};
 use crate::prompt::Prompt;
 use crate::time::Instant;
 
@@ -81,7 +81,7 @@ pub struct Policy {
     name: PolicyName,
     tuning: Tuning,
     turns: Turns,
-    index: Option<Arc<PrefixIndex>>,
+    memory: Option<Memory>,
     warm: WarmUp,
     /// What workers say that they hold.
     events: Option<Arc<KvIndex>>,
@@ -92,8 +92,9 @@ pub struct Policy {
 /// What a choice looks at of the request, read once.
 struct Sight<'a> {
     look: &'a Look<'a>,
-    /// What hashing policies hash.
+    /// What hashing policies hash; where the prompt is cut, what they fall back to first.
     hash: Option<u64>,
+    heads: Box<[u64]>,
     /// The key that sticks, and where it is.
     key: Option<(u64, Pin)>,
     backlog: Option<Backlog<'a>>,
@@ -123,11 +124,14 @@ impl Policy {
 
     pub fn tuned(name: PolicyName, tuning: Tuning) -> Policy {
         let sticks = name == PolicyName::Manual || tuning.sticky && !name.keyed();
-        let index = || Arc::new(PrefixIndex::new(tuning.index_bytes));
+        let memory = || match tuning.heads_last {
+            None => Memory::Tree(Arc::new(PrefixIndex::new(tuning.index_bytes))),
+            Some(lasts) => Memory::Heads(Arc::new(Heads::new(tuning.index_bytes, &tuning.boundaries, lasts))),
+        };
         Policy {
             name,
             turns: Turns::default(),
-            index: (name == PolicyName::CacheAware).then(index),
+            memory: (name == PolicyName::CacheAware).then(memory),
             warm: WarmUp::default(),
             events: None,
             keys: sticks.then(|| Arc::new(Keys::new(&tuning))),
@@ -150,16 +154,17 @@ impl Policy {
         self.name == PolicyName::ConsistentHashing && look.ask.hints.target.is_some()
     }
 
-    /// The index of prompts, where the policy has one.
-    pub fn index(&self) -> Option<&Arc<PrefixIndex>> {
-        self.index.as_ref()
+    /// Where prompts are remembered, if the policy does so.
+    pub fn index(&self) -> Option<&Memory> {
+        self.memory.as_ref()
     }
 
     /// The worker has the whole prompt.
     pub(super) fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
-        let Some(index) = &self.index else { return };
-        index.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
-        if let Some(mut mark) = index.hold(&prompt.blocks(self.tuning.block_tokens), holder(seat), now) {
+        let Some(memory) = &self.memory else { return };
+        memory.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));
+        if let Some(mut mark) = memory.hold(&memory.cut(prompt, self.tuning.block_tokens), holder(seat), now)
+        {
             mark.keep();
         }
     }
@@ -209,8 +214,16 @@ impl Policy {
     /// Reads what the policy needs of the request, and no more.
     fn see<'a>(&'a self, look: &'a Look<'a>) -> Sight<'a> {
         let (hints, prompt) = (&look.ask.hints, &look.ask.prompt);
+        let cuts = self.name == PolicyName::PrefixHash && !self.tuning.boundaries.is_empty();
+        let heads = match cuts && hints.key.is_none() {
+            true => prompt.beginnings(&self.tuning.boundaries),
+            false => Box::default(),
+        };
+        let deepest = heads.last().copied();
         let hash = match self.name {
-            PolicyName::PrefixHash => hints.key.or_else(|| prompt.beginning(self.tuning.prefix_tokens)),
+            PolicyName::PrefixHash => {
+                hints.key.or(deepest).or_else(|| prompt.beginning(self.tuning.prefix_tokens))
+            }
             PolicyName::ConsistentHashing => {
                 let implied = hints.key.or(hints.implied);
                 implied.or_else(|| prompt.beginning(self.tuning.prefix_tokens))
@@ -219,18 +232,19 @@ impl Policy {
         };
         let keys = self.keys.as_ref().zip(hints.key);
         let key = keys.map(|(keys, key)| (key, keys.find(key, look.now)));
-        let backlog = self.index.as_ref().map(|sent| {
+        let backlog = self.memory.as_ref().map(|sent| {
             let (block_tokens, events) = (self.tuning.block_tokens, self.events.as_ref());
             let indexes = holders::Indexes { sent, block_tokens, events };
             Backlog::new(Holders::of(indexes, look.fleet, look.ask, look.now), &self.tuning)
         });
-        let turn = self
-            .index
-            .as_ref()
-            .zip(backlog.as_ref())
-            .and_then(|(index, backlog)| self.warm.turn(backlog.is_hit(), look, index, &self.tuning));
+        let turn = match (&self.memory, &backlog) {
+            (Some(Memory::Tree(index)), Some(backlog)) => {
+                self.warm.turn(backlog.is_hit(), look, index, &self.tuning)
+            }
+            _ => None,
+        };
         let bytes = if self.sizes.is_some() { prompt.bytes() } else { 0 };
-        Sight { look, hash, key, backlog, turn, bytes, heard: false, all_over: false }
+        Sight { look, hash, heads, key, backlog, turn, bytes, heard: false, all_over: false }
     }
 
     /// The place is taken: what follows from it.
@@ -241,7 +255,7 @@ impl Policy {
             taken.lease.carry(backlog.uncached(&seat));
             sight.look.telling(|receipt| backlog.held.goes_to(&mut taken, receipt));
         }
-        if self.tuning.by_rank && self.index.is_none() && seat.worker.dp_rank.is_some() {
+        if self.tuning.by_rank && self.memory.is_none() && seat.worker.dp_rank.is_some() {
             taken.lease.carry(sight.look.ask.prompt.size().tokens.max(1));
         }
         if let Some(sizes) = &self.sizes {
@@ -337,7 +351,7 @@ impl Policy {
                 None => self.least(candidates, sight, dice).map(seen),
             },
             PolicyName::PrefixHash => match sight.hash {
-                Some(hash) => self.near(hash, candidates),
+                Some(hash) => self.near(hash, &sight.heads, candidates),
                 None => self.least(candidates, sight, dice).map(seen),
             },
             PolicyName::ConsistentHashing => match (sight.look.ask.hints.target, sight.hash) {
@@ -412,16 +426,28 @@ impl Policy {
         candidates.iter().filter(may).copied().collect()
     }
 
-    /// The owner of the hash among those that have no more than their share; the next owner where it has.
-    fn near<'a>(&self, hash: u64, candidates: &[&'a Arc<Seat>]) -> Option<Choice<'a>> {
+    /// The owner of the hash if that one has no more than its share, else the owner of a shallower head that has not,
+    /// else the next owner.
+    fn near<'a>(&self, hash: u64, heads: &[u64], candidates: &[&'a Arc<Seat>]) -> Option<Choice<'a>> {
         let loads: SmallVec<[u32; 16]> = candidates.iter().map(|s| s.load.in_flight()).collect();
         let all: f64 = loads.iter().map(|load| f64::from(*load)).sum();
         let mean = (all + 1.0) / candidates.len() as f64;
         let most = (mean * self.tuning.prefix_load_factor).max(mean + self.tuning.prefix_abs);
-        let may = candidates.iter().zip(&loads).filter(|(_, load)| f64::from(**load) <= most);
-        let owner = affinity::owner(hash, may.map(|(seat, _)| *seat))?;
-        let load = candidates.iter().zip(&loads).find(|(s, _)| s.slot == owner.slot).map(|(_, load)| *load);
-        Some((owner, load))
+        let load = |owner: &Seat| {
+            candidates.iter().zip(&loads).find(|(s, _)| s.slot == owner.slot).map(|(_, load)| *load)
+        };
+        let may = |load: u32| f64::from(load) <= most;
+        let mut shallower = heads.iter().rev();
+        let owner = shallower
+            .find_map(|head| {
+                let owner = affinity::owner(*head, candidates.iter().copied())?;
+                load(owner).is_some_and(may).then_some(owner)
+            })
+            .or_else(|| {
+                let free = candidates.iter().zip(&loads).filter(|(_, load)| may(**load));
+                affinity::owner(hash, free.map(|(seat, _)| *seat))
+            })?;
+        Some((owner, load(owner)))
     }
 
     /// The least loaded of those whose range this size is in; of all, if they have more than their share.

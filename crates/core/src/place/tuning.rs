@@ -1,5 +1,7 @@
 //! The knobs of policies, with SMG's defaults (SMG 1.13).
 
+use std::sync::Arc;
+
 use super::wait::Reports;
 use crate::time::Duration;
 
@@ -26,6 +28,11 @@ pub struct Tuning {
     pub index_bytes: usize,
     /// Tokens in a block. `--block-size`.
     pub block_tokens: usize,
+    /// Positions, in tokens, at which engines keep a prefix. `--cache-boundaries`.
+    pub boundaries: Arc<[usize]>,
+    /// How long a prompt is remembered by its beginnings up to these, in place of by its blocks. `--cache-index hash`,
+    /// `--cache-ttl-secs`.
+    pub heads_last: Option<Duration>,
     /// How strongly a backlog takes from what a worker holds. `--overlap-decay`.
     pub overlap_decay: f64,
     /// `--selection-temperature`.
@@ -71,6 +78,8 @@ impl Default for Tuning {
             balance_rel: 1.5,
             index_bytes: 64 << 20,
             block_tokens: 16,
+            boundaries: Arc::new([]),
+            heads_last: None,
             overlap_decay: 0.0,
             temperature: 0.0,
             warm_up: Some(Duration::from_secs(60)),

@@ -14,6 +14,8 @@
 //! each, held for one look-up or insertion; what is evicted is the oldest of all shards, or nearly.
 
 mod bits;
+mod heads;
+mod memory;
 mod owners;
 mod shard;
 
@@ -23,6 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 pub(crate) use bits::Bits;
+pub use heads::{HEAD_HOLDERS, Heads};
+pub use memory::{Mark, Memory};
 pub use owners::{Holder, OWNERS_MAX};
 pub(crate) use shard::AsIs;
 
@@ -159,8 +163,7 @@ impl PrefixIndex {
             return None;
         }
         self.evict();
-        let mark = Mark { index: self.clone(), blocks: blocks.clone(), holder, from, kept: false };
-        Some(mark)
+        Some(Mark::new(Memory::Tree(self.clone()), blocks, holder, from))
     }
 
     /// The worker is gone, or has lost its memory.
@@ -231,31 +234,4 @@ impl PrefixIndex {
 
 fn lock(keep: &Keep) -> MutexGuard<'_, Shard> {
     keep.shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What an insertion added. Dropping it takes that back, for a prompt that was not computed after all.
-#[derive(Debug)]
-#[must_use = "a mark that is dropped at once takes the insertion back"]
-pub struct Mark {
-    index: Arc<PrefixIndex>,
-    blocks: Arc<Blocks>,
-    holder: Holder,
-    /// Blocks that the worker was believed to hold before.
-    from: u32,
-    kept: bool,
-}
-
-impl Mark {
-    /// The worker has computed it.
-    pub fn keep(&mut self) {
-        self.kept = true;
-    }
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        if !self.kept && (self.from as usize) < self.blocks.hashes.len() {
-            self.index.withdraw(&self.blocks, self.holder, self.from);
-        }
-    }
 }

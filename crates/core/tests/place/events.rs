@@ -14,7 +14,7 @@ use baton_core::place::cascade::resolve::Routing;
 use baton_core::place::cascade::words::Ways;
 use baton_core::place::receipt::Receipt;
 use baton_core::place::{Cascade, Legwise, Look, Placement, Policy, PolicyName, Strategy, Tuning, Whole};
-use baton_core::prefix::PrefixIndex;
+use baton_core::prefix::{Memory, PrefixIndex};
 use baton_core::time::Instant;
 
 use crate::yard::{fleet, ids, seat};
@@ -59,7 +59,7 @@ impl Desk {
     /// AIBrix's `prefix-cache`.
     fn prefix_cache(workers: u32) -> Desk {
         let (knobs, tuning) = (Arc::default(), Tuning::default());
-        let sent = Arc::new(PrefixIndex::new(tuning.index_bytes));
+        let sent = Memory::Tree(Arc::new(PrefixIndex::new(tuning.index_bytes)));
         let desk = Desk::new(workers);
         let strategy = Strategy::Whole(Whole::new(&knobs, &tuning, sent)).hearing(&desk.index);
         let ways = Some(Ways::parse("prefix-cache").unwrap());

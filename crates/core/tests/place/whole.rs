@@ -14,7 +14,7 @@ use baton_core::place::cascade::words::Ways;
 use baton_core::place::receipt::Receipt;
 use baton_core::place::whole::session;
 use baton_core::place::{Look, Miss, Placement, Tuning, Whole};
-use baton_core::prefix::PrefixIndex;
+use baton_core::prefix::{Memory, PrefixIndex};
 use baton_core::wishes::{Wish, Wishes};
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ fn whole(n: u32) -> Fleet {
 
 fn strategy() -> baton_core::place::Strategy {
     let tuning = Tuning::default();
-    let index = Arc::new(PrefixIndex::new(tuning.index_bytes));
+    let index = Memory::Tree(Arc::new(PrefixIndex::new(tuning.index_bytes)));
     baton_core::place::Strategy::Whole(Whole::new(&Arc::new(Knobs::default()), &tuning, index))
 }
 

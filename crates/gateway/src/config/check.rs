@@ -1,7 +1,7 @@
 //! What cannot stand together, what is not served yet, and what has no effect.
 
 use super::setting::Effect;
-use super::{Config, ConfigError, PolicyName, Sources, settings};
+use super::{CacheIndex, Config, ConfigError, PolicyName, Sources, settings};
 
 fn conflict<T>(reason: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::Conflict(reason.into()))
@@ -41,6 +41,11 @@ fn policies(config: &Config) -> Result<(), ConfigError> {
     if policy.decode == Some(PolicyName::Bucket) || (pd && config.decode_policy() == PolicyName::Bucket) {
         return conflict(
             "--decode-policy bucket: bucket sorts prompts by size and is a policy of the prefill leg only",
+        );
+    }
+    if config.affinity.cache_index == CacheIndex::Hash && config.affinity.cache_boundaries.is_empty() {
+        return conflict(
+            "--cache-index hash needs --cache-boundaries: it remembers prompts up to these positions",
         );
     }
     // Workers may come later where the list is empty or something else brings them.

@@ -247,6 +247,9 @@ pub const BUCKETS: Kind<Vec<f64>> = list(
     |v| json!(v),
 );
 
+/// Positions at which prompts are cut. Each is a look-up for each request.
+const BOUNDARIES_MAX: usize = 64;
+
 pub const BOUNDARIES: Kind<Vec<usize>> = list(
     "TOKENS",
     |items| {
@@ -257,6 +260,9 @@ pub const BOUNDARIES: Kind<Vec<usize>> = list(
             .collect::<Result<_, String>>()?;
         if bounds.first() == Some(&0) || bounds.windows(2).any(|pair| pair[0] >= pair[1]) {
             return Err("must be rising token positions above 0".into());
+        }
+        if bounds.len() > BOUNDARIES_MAX {
+            return Err(format!("must be {BOUNDARIES_MAX} positions at most"));
         }
         Ok(bounds)
     },

@@ -48,7 +48,7 @@ use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Fleet, Seat};
 use crate::kv::KvIndex;
-use crate::prefix::PrefixIndex;
+use crate::prefix::{Memory, PrefixIndex};
 use crate::prompt::Prompt;
 use crate::time::Instant;
 
@@ -63,7 +63,7 @@ pub fn tokens(ask: &Ask) -> u64 {
 /// The strategy and what it remembers.
 #[derive(Debug)]
 pub struct Cascade {
-    index: Arc<PrefixIndex>,
+    index: Memory,
     block_tokens: usize,
     /// What workers say that they hold.
     events: Option<Arc<KvIndex>>,
@@ -79,7 +79,7 @@ impl Cascade {
     /// Knobs of requests come with their [`Routing`]; the ones here are for what requests share.
     pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning) -> Cascade {
         Cascade {
-            index: Arc::new(PrefixIndex::new(tuning.index_bytes)),
+            index: Memory::Tree(Arc::new(PrefixIndex::new(tuning.index_bytes))),
             block_tokens: tuning.block_tokens,
             events: None,
             books: Arc::default(),
@@ -95,7 +95,7 @@ impl Cascade {
     }
 
     /// The index of prompts.
-    pub fn index(&self) -> &Arc<PrefixIndex> {
+    pub fn index(&self) -> &Memory {
         &self.index
     }
 

@@ -30,7 +30,7 @@ use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
 use crate::fleet::{Fleet, Seat};
 use crate::kv::KvIndex;
-use crate::prefix::PrefixIndex;
+use crate::prefix::Memory;
 use crate::prompt::Prompt;
 use crate::time::Instant;
 use blend::Blended;
@@ -42,7 +42,7 @@ const TRIES: usize = 64;
 /// The strategies and what they remember.
 #[derive(Debug)]
 pub struct Whole {
-    index: Arc<PrefixIndex>,
+    index: Memory,
     /// What workers say that they hold.
     events: Option<Arc<KvIndex>>,
     tuning: Tuning,
@@ -62,7 +62,7 @@ struct Sight<'a> {
 
 impl Whole {
     /// The index is shared with other strategies of AIBrix's: what one of them sent somewhere, all know.
-    pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning, index: Arc<PrefixIndex>) -> Whole {
+    pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning, index: Memory) -> Whole {
         Whole { index, events: None, tuning: tuning.clone(), plain: Routing::plain(knobs) }
     }
 

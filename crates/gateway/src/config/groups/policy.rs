@@ -12,7 +12,6 @@ use crate::config::value::{
     AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName, TokenizerPath, WorkerMetrics,
 };
 
-const BOUNDARIES_OF: &str = "an index of prompts by boundaries";
 const RULES: &str = "further rules of choice of cache_aware";
 const KINDS: &str = "other kinds of the index of KV events, which is bounded by its memory";
 const REPORTS: &str = "load reports from engines";
@@ -70,12 +69,13 @@ group! {
         max_tree_size: NonZeroUsize = at_least_one(64 << 20), POSITIVE, "max-tree-size";
         /// Tokens in a block of a remembered prompt; four bytes of text count as one.
         block_size: NonZeroUsize = at_least_one(16), POSITIVE, "block-size";
-        /// Token positions at which engines keep a prefix (rising, separated by commas).
-        cache_boundaries: Vec<usize> = Vec::new(), BOUNDARIES, "cache-boundaries", NOTE.later(BOUNDARIES_OF);
-        /// What remembers prompts.
-        cache_index: CacheIndex = CacheIndex::Tree, one_of("INDEX"), "cache-index", NOTE.later(BOUNDARIES_OF);
-        /// How long a placement is remembered.
-        cache_ttl: Duration = Duration::from_secs(180), SECS, "cache-ttl-secs", NOTE.later(BOUNDARIES_OF);
+        /// Token positions at which engines keep a prefix (rising, separated by commas; 64 at most): where --cache-index
+        /// hash and prefix_hash cut prompts.
+        cache_boundaries: Vec<usize> = Vec::new(), BOUNDARIES, "cache-boundaries";
+        /// What cache_aware remembers of prompts: tree, their blocks; hash, their beginnings up to each of --cache-boundaries.
+        cache_index: CacheIndex = CacheIndex::Tree, one_of("INDEX"), "cache-index";
+        /// --cache-index hash: how long it is remembered where a prompt went.
+        cache_ttl: Duration = Duration::from_secs(180), SECS, "cache-ttl-secs";
         /// How strongly a backlog takes from a worker's score; 0 not at all.
         overlap_decay: f64 = 0.0, WEIGHT, "overlap-decay";
         /// Temperature of the choice among near-equal workers; 0 takes the best.

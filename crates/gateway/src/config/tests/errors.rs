@@ -114,6 +114,10 @@ const REFUSED: &[(&str, &str)] = &[
         "--pd-disaggregation --policy bucket",
         "--decode-policy bucket: bucket sorts prompts by size and is a policy of the prefill leg only",
     ),
+    (
+        "--cache-index hash",
+        "--cache-index hash needs --cache-boundaries: it remembers prompts up to these positions",
+    ),
     ("--prefill-policy passthrough", "--prefill-policy passthrough: passthrough is no policy of a leg"),
     (
         "--policy power_of_two --worker-urls http://a:1",

@@ -3,7 +3,7 @@
 use baton_sim::Dialect;
 use serde_json::json;
 
-use crate::support::{Ask, House, PROMPT, Plan, Raw, Reply, Step, until};
+use crate::support::{Ask, Gate, House, PROMPT, Plan, Raw, Reply, Step, until, within};
 
 const PARAMS: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e-1","remote_block_ids":[[1,2]],"remote_host":"127.0.0.1","remote_port":5600}"#;
 
@@ -170,4 +170,19 @@ async fn a_prompt_that_is_too_long_for_the_engine_is_refused_in_its_words() {
         assert!(reply.json()["error"]["message"].as_str().unwrap().contains("32768"), "{}", reply.text());
         house.close().await;
     }
+}
+
+/// The engine's message is cut, and what it goes on saying is not waited for.
+#[tokio::test]
+async fn an_error_answer_without_an_end_holds_nobody_up() {
+    let house = Plan::pairs(Dialect::Vllm, 1, 1).tapped().no_retries().open().await;
+    let head = "HTTP/1.1 500 Oops\r\ntransfer-encoding: chunked\r\n\r\n";
+    let steps = [Step::say(head), Step::chunk(&"x".repeat(100 << 10)), Step::Wait(Gate::default())];
+    house.taps[0].script(steps);
+    let ask = Ask::chat(PROMPT, 4);
+    // Less than an error answer that pauses is waited for.
+    let soon = std::time::Duration::from_millis(1500);
+    let reply = within(soon, "the refusal", ask.post(house.address)).await;
+    assert_eq!(reply.error(), (500, "prefill_upstream_error".to_owned()));
+    house.close().await;
 }

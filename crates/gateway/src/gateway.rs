@@ -314,6 +314,9 @@ fn reports(config: &Config) -> Reports {
     };
     let plain = Reports { metric: reports.metric, ..Reports::default() };
     let wanted = match load.worker_metrics {
+        config::WorkerMetrics::Auto if load.monitoring_disabled => {
+            Reports { overload: None, ..reports } != Reports { overload: None, ..plain }
+        }
         config::WorkerMetrics::Auto => reports != plain && reports != Reports { overload: None, ..plain },
         config::WorkerMetrics::Always => true,
         config::WorkerMetrics::Never => false,

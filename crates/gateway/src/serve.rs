@@ -203,7 +203,9 @@ fn setup(
 ) -> Setup {
     let (fleet, checked, entrance, house) =
         (registry.clone(), registry.clone(), entrance.clone(), house.clone());
+    let engine_metrics = config.load.engine_metrics;
     let live = move || Live {
+        engine_metrics,
         now: checked.clock().now(),
         inflight: entrance.running(),
         queued: entrance.waiting(),

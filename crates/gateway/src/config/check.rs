@@ -1,7 +1,7 @@
 //! What cannot stand together, what is not served yet, and what has no effect.
 
 use super::setting::Effect;
-use super::{CacheIndex, Config, ConfigError, PolicyName, Sources, settings};
+use super::{CacheIndex, Config, ConfigError, PolicyName, Sources, WorkerMetrics, settings};
 
 fn conflict<T>(reason: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::Conflict(reason.into()))
@@ -133,7 +133,22 @@ fn pairs_of_settings(config: &Config, sources: &Sources) -> Result<(), ConfigErr
             "--worker-overload-protection and --disable-worker-overload-protection exclude each other",
         );
     }
+    load(config)?;
     doubled_workers(config)
+}
+
+fn load(config: &Config) -> Result<(), ConfigError> {
+    let load = &config.load;
+    match (load.worker_metrics, load.monitoring_disabled, load.engine_metrics) {
+        (WorkerMetrics::Always, true, _) => {
+            conflict("--disable-load-monitoring and --worker-metrics always exclude each other")
+        }
+        (_, true, true) => conflict("--disable-load-monitoring and --engine-metrics exclude each other"),
+        (WorkerMetrics::Never, _, true) => {
+            conflict("--engine-metrics needs workers to be asked: not with --worker-metrics never")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn doubled_workers(config: &Config) -> Result<(), ConfigError> {
@@ -188,10 +203,14 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
     let base = Config::default();
     let mut warnings = sources.unused.clone();
     for setting in settings().filter(|setting| sources.given(setting.flag)) {
-        if let Effect::Later(part) = setting.note.effect
-            && setting.value(config) != setting.value(&base)
-        {
-            warnings.push(format!("{} has no effect yet: it belongs to {part}", sources.name(setting.flag)));
+        let name = || sources.name(setting.flag);
+        let warning = match setting.note.effect {
+            Effect::Later(part) => format!("{} has no effect yet: it belongs to {part}", name()),
+            Effect::Otherwise(why) => format!("{} has no effect: {why}", name()),
+            Effect::Now | Effect::Refused(_) => continue,
+        };
+        if setting.value(config) != setting.value(&base) {
+            warnings.push(warning);
         }
     }
     let workers = &config.workers;

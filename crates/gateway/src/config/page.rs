@@ -37,6 +37,13 @@ These flags of SMG are read and checked, so that a command line made for SMG sta
 does not have yet; giving one with a value that is not its default prints a warning.
 ";
 
+const OTHERWISE: &str = "
+## Read, without effect
+
+These flags of SMG are read and checked, too, and choose something that Baton does otherwise on purpose
+([Differences](differences.md)). Giving one with a value that is not its default prints a warning.
+";
+
 const REFUSED: &str = "
 ## Refused for now
 
@@ -72,14 +79,19 @@ pub fn flags() -> String {
         section(&mut page, title, group, &rows);
     }
     page += LATER;
-    waiting(&mut page, |effect| match effect {
+    waiting(&mut page, "waits for", |effect| match effect {
         Effect::Later(part) => Some(part),
-        Effect::Now | Effect::Refused(_) => None,
+        Effect::Now | Effect::Otherwise(_) | Effect::Refused(_) => None,
+    });
+    page += OTHERWISE;
+    waiting(&mut page, "why", |effect| match effect {
+        Effect::Otherwise(why) => Some(why),
+        Effect::Now | Effect::Later(_) | Effect::Refused(_) => None,
     });
     page += REFUSED;
-    waiting(&mut page, |effect| match effect {
+    waiting(&mut page, "waits for", |effect| match effect {
         Effect::Refused(part) => Some(part),
-        Effect::Now | Effect::Later(_) => None,
+        Effect::Now | Effect::Later(_) | Effect::Otherwise(_) => None,
     });
     page += LEFT;
     page += "\n| part | why | flags |\n|---|---|---|\n";
@@ -103,8 +115,8 @@ fn row(setting: &'static Setting) -> String {
     format!("| {} | {} | {} |", name(setting), default(setting), meaning(setting))
 }
 
-fn waiting(page: &mut String, part_of: fn(Effect) -> Option<&'static str>) {
-    *page += "\n| flag | section | default | meaning | waits for |\n|---|---|---|---|---|\n";
+fn waiting(page: &mut String, column: &str, part_of: fn(Effect) -> Option<&'static str>) {
+    *page += &format!("\n| flag | section | default | meaning | {column} |\n|---|---|---|---|---|\n");
     for setting in settings() {
         if let Some(part) = part_of(setting.note.effect) {
             let (name, default, meaning) = (name(setting), default(setting), meaning(setting));

@@ -33,6 +33,8 @@ pub enum Effect {
     Now,
     /// Read and kept, but without effect until the named part is served. Setting it is a warning.
     Later(&'static str),
+    /// Read and kept, and without effect for good: why. Setting it is a warning.
+    Otherwise(&'static str),
     /// Setting it stops the launch: running on as if it were not there would mislead.
     Refused(&'static str),
 }
@@ -69,6 +71,10 @@ impl Note {
 
     pub const fn later(self, part: &'static str) -> Note {
         Note { effect: Effect::Later(part), ..self }
+    }
+
+    pub const fn otherwise(self, why: &'static str) -> Note {
+        Note { effect: Effect::Otherwise(why), ..self }
     }
 
     pub const fn refused(self, part: &'static str) -> Note {

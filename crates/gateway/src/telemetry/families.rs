@@ -128,6 +128,18 @@ scraped! {
     metric_looks: Totals "baton_worker_metrics_looks_total" [result], "looks", Baton;
     /// Sequences that the worker runs at once, as it says or as it was registered; 0: it says nothing and is not gated.
     admission_window: Gauges "smg_pd_admission_window" [worker], "sequences", Smg;
+    /// Requests in the worker's batch, as it says itself; this and the next five with --engine-metrics.
+    engine_running: Gauges "smg_engine_running_requests" [worker], "requests", Smg;
+    /// Requests that wait for their turn there.
+    engine_waiting: Gauges "smg_engine_waiting_requests" [worker], "requests", Smg;
+    /// Share of KV memory in use, of its ranks the mean.
+    engine_usage: Gauges "smg_engine_token_usage" [worker], "share", Smg;
+    /// Tokens generated in a second.
+    engine_throughput: Gauges "smg_engine_gen_throughput" [worker], "tokens per second", Smg;
+    /// Requests that wait for memory in front of their prefill (SGLang).
+    engine_prefill_queue: Gauges "smg_engine_pd_prefill_queue_reqs" [worker], "requests", Smg;
+    /// Requests that wait for memory in front of their decode (SGLang).
+    engine_decode_queue: Gauges "smg_engine_pd_decode_queue_reqs" [worker], "requests", Smg;
     /// Workers registered, by role and first model.
     pool_size: Gauges "smg_worker_pool_size" [worker_type, connection_mode, model], "workers", Smg;
 

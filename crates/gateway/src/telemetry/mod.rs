@@ -108,6 +108,9 @@ impl Telemetry {
         scrape::read(&fleet, &scraped);
         let live = (self.live)();
         scrape::views(&fleet, live.now, &scraped);
+        if live.engine_metrics {
+            scrape::engines(&fleet, &scraped);
+        }
         live.show(&scraped);
         scraped.detached.set([], self.background.detached_now() as f64);
         scraped.handoffs_out.set([], self.background.handoffs_out() as f64);

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use baton_core::breaker::Breaker;
 use baton_core::fleet::{Engine, Fleet, Role, Seat};
+use baton_core::gauges::{Gauge, Gauges};
 use baton_core::kv::{Happened, Trouble, Trust};
 use baton_core::time::Instant;
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
 use super::families::{Recorded, Scraped, table};
-use super::family::OTHER;
+use super::family::{self, OTHER};
 use super::labels;
 
 /// Counts that only the shell knows at the moment.
@@ -33,6 +34,8 @@ pub struct Live {
     pub looks: (u64, u64),
     /// What the pre-flight knows of workers: their URL and its word for it.
     pub preflight: Vec<(String, &'static str)>,
+    /// What engines say of their load is passed on.
+    pub engine_metrics: bool,
     pub indexes: Indexes,
     /// What AIBrix's cascade charges workers with.
     pub charged: Vec<Charged>,
@@ -149,6 +152,34 @@ pub fn views(fleet: &Fleet, now: Instant, scraped: &Scraped) {
         }
         for what in Trouble::ALL {
             scraped.kv_troubles.add([url, what.as_str()], view.troubles(what));
+        }
+    }
+}
+
+/// What engines say of their load, of those that do. Ranks of one engine add up, but for the share of memory.
+pub fn engines(fleet: &Fleet, scraped: &Scraped) {
+    let mut engines = BTreeMap::<&str, Vec<&Gauges>>::new();
+    for seat in fleet.seats() {
+        engines.entry(&seat.worker.url).or_default().push(&seat.gauges);
+    }
+    for (url, ranks) in engines {
+        let all = |of: fn(&Gauges) -> &Gauge| ranks.iter().filter_map(move |rank| of(rank).get());
+        let sums: [(&family::Gauges<1>, fn(&Gauges) -> &Gauge); 5] = [
+            (&scraped.engine_running, |g| &g.running),
+            (&scraped.engine_waiting, |g| &g.waiting),
+            (&scraped.engine_throughput, |g| &g.throughput),
+            (&scraped.engine_prefill_queue, |g| &g.prefill_prealloc),
+            (&scraped.engine_decode_queue, |g| &g.decode_prealloc),
+        ];
+        for (family, of) in sums {
+            if all(of).next().is_some() {
+                family.set([url], all(of).sum());
+            }
+        }
+        let used = |g: &Gauges| g.kv_usage.get();
+        let known: Vec<f64> = ranks.iter().filter_map(|rank| used(rank)).collect();
+        if !known.is_empty() {
+            scraped.engine_usage.set([url], known.iter().sum::<f64>() / known.len() as f64);
         }
     }
 }

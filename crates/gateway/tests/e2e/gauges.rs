@@ -122,3 +122,20 @@ async fn a_page_that_is_too_long_says_nothing() {
     assert!(!house.seat(0).gauges.observed());
     house.close().await;
 }
+
+/// What engines say is on the page of metrics, and nobody chooses by it for that.
+#[tokio::test]
+async fn what_engines_say_is_passed_on() {
+    for (args, passed) in [("--engine-metrics --load-monitor-interval 0.01", true), (OFTEN, false)] {
+        let house = one(Dialect::Vllm, args).await;
+        let (seat, stream) = (house.seat(0), endless(&house).await);
+        until("it runs one", || seat.gauges.running.get() == Some(1.0)).await;
+        until("it holds its KV", || seat.gauges.kv_usage.get().is_some_and(|used| used > 0.0)).await;
+        let page = house.page().await;
+        assert_eq!(page.sum("smg_engine_running_requests", &[]), f64::from(u8::from(passed)));
+        assert_eq!(page.sum("smg_engine_token_usage", &[]) > 0.0, passed);
+        stream.leave();
+        until("it runs none", || seat.gauges.running.get() == Some(0.0)).await;
+        house.close().await;
+    }
+}

@@ -183,6 +183,9 @@ async fn workers_are_asked_for_their_load_where_it_counts() {
         ("--worker-overload-shed", true),
         ("--least-load-max-waiting-requests 50", true),
         ("--overload-token-usage-threshold 0.9 --worker-metrics never", false),
+        ("--worker-overload-shed --disable-load-monitoring", false),
+        ("--least-load-max-waiting-requests 50 --disable-load-monitoring", true),
+        ("--engine-metrics", false),
     ] {
         let house = house(&format!("--policy least_load {args}")).await;
         served(&house, &Ask::chat("hello there", 2), &[]).await;

@@ -12,9 +12,13 @@ use crate::config::value::{
     AssignmentMode, CacheIndex, KvIndex, LoadMetric, PolicyName, TokenizerPath, WorkerMetrics,
 };
 
-const RULES: &str = "further rules of choice of cache_aware";
-const KINDS: &str = "other kinds of the index of KV events, which is bounded by its memory";
-const REPORTS: &str = "load reports from engines";
+const RULE: &str = "there is one rule of choice, tuned by the other flags of this group";
+const ACCOUNT: &str = "a dispatch counts for as long as it is in flight";
+const ONE_INDEX: &str = "there is one index of KV events";
+const BOUND: &str =
+    "the index of KV events is bounded by --kv-events-max-bytes and forgets what engines say they forgot";
+const CHANNEL: &str =
+    "workers speak HTTP and push no signs of life; see health checks, breakers and --decode-*-timeout-secs";
 
 group! {
     /// Which worker gets a leg.
@@ -81,9 +85,9 @@ group! {
         /// Temperature of the choice among near-equal workers; 0 takes the best.
         selection_temperature: f64 = 0.0, WEIGHT, "selection-temperature";
         /// Rule of the choice.
-        selection_policy: String = "cache-aware-default".to_owned(), TEXT, "selection-policy", NOTE.later(RULES);
+        selection_policy: String = "cache-aware-default".to_owned(), TEXT, "selection-policy", NOTE.otherwise(RULE);
         /// How long a dispatch counts before the engine reports it; 0 not at all.
-        selection_accounting_ttl: Option<Duration> = None, MILLIS_OR_OFF, "selection-accounting-ttl-ms", NOTE.later(RULES);
+        selection_accounting_ttl: Option<Duration> = None, MILLIS_OR_OFF, "selection-accounting-ttl-ms", NOTE.otherwise(ACCOUNT);
         /// How long a new worker is given prompts that it would not win; 0 not at all.
         worker_warmup: Option<Duration> = Some(Duration::from_secs(60)), SECS_OR_OFF, "worker-warmup-secs";
         /// Share of cache misses that workers in warm-up get, at least.
@@ -95,11 +99,11 @@ group! {
         /// One hit in this many goes to a thin worker; 0 none.
         worker_warmup_divert_every: Option<NonZeroUsize> = Some(at_least_one(8)), COUNT_OR_OFF, "worker-warmup-divert-every";
         /// Index that KV events are kept in.
-        kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.later(KINDS);
+        kv_index: KvIndex = KvIndex::Positional, one_of("INDEX"), "kv-index", NOTE.otherwise(ONE_INDEX);
         /// Forget what no event and no request named for this long; unset or 0: never.
-        kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.later(KINDS);
+        kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.otherwise(BOUND);
         /// Most entries kept for each model; unset or 0: no bound.
-        kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.later(KINDS);
+        kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.otherwise(BOUND);
         /// Tokenizers, for the size of prompts and what engines make of them: a tokenizer.json or a model's directory, `MODEL=PATH` for one model, or `cl100k_base`.
         tokenizers: Vec<TokenizerPath> = Vec::new(), TOKENIZERS, "tokenizer-path";
         /// cache_aware: port at which every worker publishes KV events; unset: at its label kv_events_endpoint, or as it says itself.
@@ -138,18 +142,18 @@ group! {
         /// Engines looked at at once.
         worker_metrics_at_once: NonZeroUsize = at_least_one(64), bounded::<4096>(), "worker-metrics-at-once",
             NOTE.env("AIBRIX_POD_METRICS_WORKER_COUNT").lenient();
-        /// Time between two questions for a worker's load.
-        monitor_interval: Duration = Duration::from_secs(10), SECS, "load-monitor-interval", NOTE.later(REPORTS);
-        /// Ask for load only where a policy needs it.
-        monitoring_disabled: bool = false, SWITCH, "disable-load-monitoring", NOTE.later(REPORTS);
-        /// Pass the engines' own figures on as metrics.
-        engine_metrics: bool = false, SWITCH, "engine-metrics", NOTE.later(REPORTS);
+        /// Time between two looks at a worker's metrics, in seconds; goes before --worker-metrics-interval-ms.
+        monitor_interval: Option<Duration> = None, MAYBE_SECS, "load-monitor-interval";
+        /// Ask workers for their load only where a strategy or --least-load-* goes by it, not for overload protection alone.
+        monitoring_disabled: bool = false, SWITCH, "disable-load-monitoring";
+        /// Ask workers for their load, and pass it on as metrics (smg_engine_*). No choice goes by it for that.
+        engine_metrics: bool = false, SWITCH, "engine-metrics";
         /// A connection error excludes a worker that was silent this long.
-        stall: Duration = Duration::from_secs(2), SECS_OR_ZERO, "worker-stall-secs", NOTE.later(REPORTS);
+        stall: Duration = Duration::from_secs(2), SECS_OR_ZERO, "worker-stall-secs", NOTE.otherwise(CHANNEL);
         /// A worker with work and no progress for this long gets no more; 0 never.
-        wedge: Option<Duration> = Some(Duration::from_secs(3)), SECS_OR_OFF, "worker-wedge-secs", NOTE.later(REPORTS);
+        wedge: Option<Duration> = Some(Duration::from_secs(3)), SECS_OR_OFF, "worker-wedge-secs", NOTE.otherwise(CHANNEL);
         /// A worker that pushed load and was silent this long gets no more; 0 never.
-        stale: Option<Duration> = Some(Duration::from_secs(15)), SECS_OR_OFF, "worker-stale-secs", NOTE.later(REPORTS);
+        stale: Option<Duration> = Some(Duration::from_secs(15)), SECS_OR_OFF, "worker-stale-secs", NOTE.otherwise(CHANNEL);
         /// Pass over workers that report too much work, as long as others do not. Counts where workers are asked for their load.
         overload_protection: bool = true, SWITCH, "worker-overload-protection";
         /// Do not pass over workers that report too much work.

@@ -118,6 +118,18 @@ const REFUSED: &[(&str, &str)] = &[
         "--cache-index hash",
         "--cache-index hash needs --cache-boundaries: it remembers prompts up to these positions",
     ),
+    (
+        "--worker-metrics always --disable-load-monitoring",
+        "--disable-load-monitoring and --worker-metrics always exclude each other",
+    ),
+    (
+        "--engine-metrics --disable-load-monitoring",
+        "--disable-load-monitoring and --engine-metrics exclude each other",
+    ),
+    (
+        "--engine-metrics --worker-metrics never",
+        "--engine-metrics needs workers to be asked: not with --worker-metrics never",
+    ),
     ("--prefill-policy passthrough", "--prefill-policy passthrough: passthrough is no policy of a leg"),
     (
         "--policy power_of_two --worker-urls http://a:1",
@@ -225,11 +237,11 @@ fn what_is_not_served_yet_is_named() {
 #[test]
 fn what_has_no_effect_is_a_warning() {
     let warnings = |line| load(line).unwrap().warnings();
+    assert_eq!(warnings("--kv-index chain"), ["--kv-index has no effect: there is one index of KV events"]);
     assert_eq!(
-        warnings("--engine-metrics"),
-        ["--engine-metrics has no effect yet: it belongs to load reports from engines"]
+        warnings("--kv-index positional --engine-metrics --least-load-max-waiting-requests 5"),
+        [""; 0]
     );
-    assert_eq!(warnings("--engine-metrics=false --least-load-max-waiting-requests 5"), [""; 0]);
     assert_eq!(
         warnings("--dp-minimum-tokens-scheduler"),
         ["--dp-minimum-tokens-scheduler has no effect without --dp-aware: there are no ranks to choose from"]

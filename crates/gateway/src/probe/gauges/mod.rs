@@ -37,8 +37,8 @@ impl GaugeRule {
     pub fn of(config: &Config) -> GaugeRule {
         let load = &config.load;
         GaugeRule {
-            when: load.worker_metrics,
-            interval: load.worker_metrics_interval,
+            when: if load.engine_metrics { WorkerMetrics::Always } else { load.worker_metrics },
+            interval: load.monitor_interval.unwrap_or(load.worker_metrics_interval),
             timeout: load.worker_metrics_timeout,
             stale: load.worker_metrics_stale,
             page_max_bytes: load.worker_metrics_max_bytes.get(),

@@ -33,6 +33,7 @@ impl Stand {
             policies: POLICIES,
             fleet: Box::new(move || Arc::clone(&seen.lock().unwrap())),
             live: Box::new(|| Live {
+                engine_metrics: true,
                 now: Instant::from_micros(9_000_000),
                 indexes: Indexes {
                     sent: vec![("prefill", 640, 1024, 3)],

@@ -7,6 +7,7 @@ use baton_core::ask::Api;
 use baton_core::exchange::Outcome;
 use baton_core::fault::{Fault, LegName, Refusal};
 use baton_core::fleet::{Engine, Role};
+use baton_core::gauges::Reading;
 use baton_core::kv::{Feed, KvIndex};
 use baton_core::place::cascade::resolve::Routing;
 use baton_core::place::cascade::words::Ways;
@@ -93,6 +94,17 @@ pub fn everything(stand: &Stand) {
     let view = &fleet.seats().next().unwrap().view;
     let mut feed = Feed::begin(&index, view, 0).unwrap();
     feed.take(0, b"spoilt", false, Instant::from_micros(1));
+    let said = Some(0.5);
+    let said = Reading {
+        running: said,
+        waiting: said,
+        prefill_prealloc: said,
+        decode_prealloc: said,
+        throughput: said,
+        kv_usage: said,
+        ..Reading::default()
+    };
+    fleet.seats().for_each(|seat| seat.gauges.show(&said));
 }
 
 /// A pair that one of AIBrix's strategies picked.

@@ -56,6 +56,28 @@ async fn cache_aware_keeps_a_conversation_where_its_turns_are_known() {
     house.close().await;
 }
 
+/// A beginning that ends where engines keep a prefix decides, however long the rest is.
+#[tokio::test]
+async fn prompts_are_cut_where_engines_keep_a_prefix() {
+    let args = "--cache-index hash --cache-boundaries 100,100000";
+    for policy in ["cache_aware", "prefix_hash"] {
+        let house = house(&format!("--policy {policy} {args}")).await;
+        // A hundred tokens are 400 bytes, and the first words of the heads differ.
+        for head in 0..3 {
+            let head = words(head, 80);
+            let home = served(&house, &Ask::chat(&head, 4), &[]).await;
+            for tail in 0..4 {
+                let ask = Ask::chat(&format!("{head} {}", words(100 + tail, 600)), 4);
+                assert_eq!(served(&house, &ask, &[]).await, home, "{policy}");
+            }
+        }
+        let page = house.page().await;
+        let remembered = page.sum("baton_prefix_index_bytes", &["leg=\"prefill\""]);
+        assert_eq!(remembered > 0.0, policy == "cache_aware");
+        house.close().await;
+    }
+}
+
 #[tokio::test]
 async fn cache_aware_spreads_many_at_once_though_all_begin_alike() {
     let house = house("--policy cache_aware").await;

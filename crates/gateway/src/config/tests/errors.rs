@@ -238,6 +238,19 @@ fn what_is_not_served_yet_is_named() {
 fn what_has_no_effect_is_a_warning() {
     let warnings = |line| load(line).unwrap().warnings();
     assert_eq!(warnings("--kv-index chain"), ["--kv-index has no effect: there is one index of KV events"]);
+    for given in [
+        "--kv-indexer-ttl-secs 9",
+        "--kv-indexer-max-entries 9",
+        "--selection-policy other",
+        "--selection-accounting-ttl-ms 9",
+        "--worker-stall-secs 9",
+        "--worker-wedge-secs 9",
+        "--worker-stale-secs 9",
+    ] {
+        let flag = given.split(' ').next().unwrap();
+        let warned = warnings(given);
+        assert!(warned.len() == 1 && warned[0].starts_with(&format!("{flag} has no effect: ")), "{warned:?}");
+    }
     assert_eq!(
         warnings("--kv-index positional --engine-metrics --least-load-max-waiting-requests 5"),
         [""; 0]

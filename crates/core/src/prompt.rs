@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::ask::Api;
 use crate::body::{Envelope, scalar};
-use crate::size::{Measure, Size};
+use crate::size::{Measure, Size, Unknown};
 
 /// Bytes of text that count as one token where nothing better is known.
 pub const TOKEN_BYTES: usize = 4;
@@ -53,7 +53,7 @@ pub struct Prompt {
     heads: OnceLock<(Arc<[usize]>, Arc<Blocks>)>,
     measure: Option<Arc<Measure>>,
     size: OnceLock<Size>,
-    ids: OnceLock<Option<Arc<[u32]>>>,
+    ids: OnceLock<Result<Arc<[u32]>, Unknown>>,
     /// What policies look at instead of the body, as the client wants it.
     stand_in: Option<Box<[u32]>>,
 }
@@ -124,11 +124,30 @@ impl Prompt {
         *self.size.get_or_init(|| Measure::or_default(self.measure.as_deref()).size(self))
     }
 
-    /// Its tokens as the engine will have them, where that is known for certain: the client sent them, or sent one
-    /// text that no chat template is put around and whose model's tokenizer is at hand.
-    pub fn ids(&self) -> Option<Arc<[u32]>> {
+    /// Its tokens as the engine will have them, where that is known: the client sent them, or the model's tokenizer is at
+    /// hand, and its chat template for a conversation. Worked out when it is first asked for.
+    ///
+    /// # Errors
+    /// Why they are not known.
+    pub fn ids(&self) -> Result<Arc<[u32]>, Unknown> {
         let ids = || Measure::or_default(self.measure.as_deref()).ids(self);
         self.ids.get_or_init(ids).clone()
+    }
+
+    /// Why its tokens are not known, if they were asked for.
+    pub fn unknown(&self) -> Option<Unknown> {
+        self.ids.get().and_then(|ids| ids.as_ref().err().cloned())
+    }
+
+    /// How many tokens the chat template made of it, if that was asked for.
+    pub(crate) fn templated(&self) -> Option<usize> {
+        let made = self.ids.get().filter(|_| self.api == Api::Chat)?;
+        made.as_ref().ok().map(|ids| ids.len())
+    }
+
+    /// The body of a conversation that engines put a chat template around.
+    pub(crate) fn conversation(&self) -> Option<&Envelope> {
+        (self.api == Api::Chat).then_some(&self.body)
     }
 
     /// The model that it is for, as the client wrote it.

@@ -8,6 +8,7 @@
 //! Tokenising takes about a second for a few megabytes, on the thread that serves other requests too. So no more than
 //! [`EXACT_BYTES`] of a text are tokenised, and what is longer is worked out from its beginning.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::LazyLock;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::body::scalar;
+use crate::body::{Envelope, scalar};
 use crate::prompt::{Piece, Prompt, TOKEN_BYTES};
 use crate::sse::Usage;
 
@@ -95,6 +96,53 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
 
     /// The tokens that an engine makes of a prompt of this text, with what it puts in front. `None`: it cannot say.
     fn encode(&self, text: &str) -> Option<Vec<u32>>;
+
+    /// The tokens that an engine makes of the conversation in this body, by the model's chat template.
+    ///
+    /// # Errors
+    /// Why it cannot say.
+    fn chat(&self, _: &Envelope) -> Result<Vec<u32>, Unknown> {
+        Err("the model's chat template is not at hand".into())
+    }
+}
+
+/// Why a prompt's tokens are not known.
+pub type Unknown = Cow<'static, str>;
+
+/// Whether engines count what a chat template makes. One that was started with another template, or reads a
+/// member of a request in another way, would make other tokens, and nothing that it tells would be found.
+///
+/// Each prompt of another size counts as much as [`Doubt::WRONG`] of the same. Past [`Doubt::LIMIT`] the template is
+/// not used, but for one prompt in about so many as a wrong one counts.
+#[derive(Debug, Default)]
+struct Doubt(AtomicU32);
+
+impl Doubt {
+    const WRONG: u32 = 64;
+    const LIMIT: u32 = 96;
+    const MOST: u32 = 192;
+
+    fn counted(&self, same: bool) {
+        let next = |doubt: u32| match same {
+            true => doubt.saturating_sub(1),
+            false => (doubt + Doubt::WRONG).min(Doubt::MOST),
+        };
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |doubt| Some(next(doubt)));
+    }
+
+    /// Is it believed for this prompt?
+    fn passes(&self) -> bool {
+        let less = |doubt: u32| (doubt >= Doubt::LIMIT).then(|| doubt - 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err()
+    }
+}
+
+/// A tokenizer, and the model that it is of; without a name, every model that has none of its own.
+#[derive(Debug)]
+struct Own {
+    model: Option<String>,
+    tokenizer: Arc<dyn Tokenizer>,
+    doubt: Doubt,
 }
 
 /// All that is known of how models count.
@@ -103,15 +151,15 @@ pub struct Measure {
     pub ratios: Ratios,
     /// Reports so far.
     turn: AtomicU32,
-    /// By model; without a name, for every model that has none of its own.
-    tokenizers: Vec<(Option<String>, Arc<dyn Tokenizer>)>,
+    tokenizers: Vec<Own>,
 }
 
 static DEFAULT: LazyLock<Measure> = LazyLock::new(Measure::default);
 
 impl Measure {
     pub fn new(tokenizers: Vec<(Option<String>, Arc<dyn Tokenizer>)>) -> Measure {
-        Measure { tokenizers, ..Measure::default() }
+        let own = |(model, tokenizer)| Own { model, tokenizer, doubt: Doubt::default() };
+        Measure { tokenizers: tokenizers.into_iter().map(own).collect(), ..Measure::default() }
     }
 
     pub(crate) fn or_default(own: Option<&Measure>) -> &Measure {
@@ -120,14 +168,21 @@ impl Measure {
 
     /// The tokenizer of this model, if it is at hand.
     pub fn tokenizer(&self, model: Option<&str>) -> Option<&Arc<dyn Tokenizer>> {
-        let of = |name: Option<&str>| self.tokenizers.iter().find(|(of, _)| of.as_deref() == name);
-        model.and_then(|model| of(Some(model))).or_else(|| of(None)).map(|(_, tokenizer)| tokenizer)
+        self.own(model).map(|own| &own.tokenizer)
+    }
+
+    fn own(&self, model: Option<&str>) -> Option<&Own> {
+        let of = |name: Option<&str>| self.tokenizers.iter().find(|own| own.model.as_deref() == name);
+        model.and_then(|model| of(Some(model))).or_else(|| of(None))
     }
 
     /// The engine has counted a prompt: the ratio of its model follows. Once it is well known, most reports are let
     /// go by, because the text must be walked to know its length.
     pub fn learn(&self, prompt: &Prompt, usage: &Usage) {
         let Some(model) = prompt.model() else { return };
+        if let (Some(made), Some(own)) = (prompt.templated(), self.own(Some(&model))) {
+            own.doubt.counted(made as u64 == usage.prompt_tokens);
+        }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if self.ratios.reports(&model) >= KNOWN && !turn.is_multiple_of(SAMPLE) {
             return;
@@ -162,20 +217,30 @@ impl Measure {
         }
     }
 
-    pub(crate) fn ids(&self, prompt: &Prompt) -> Option<Arc<[u32]>> {
-        let raw = prompt.bare()?;
+    pub(crate) fn ids(&self, prompt: &Prompt) -> Result<Arc<[u32]>, Unknown> {
+        let own = || self.own(prompt.model().as_deref()).ok_or("the model's tokenizer is not at hand");
+        if let Some(body) = prompt.conversation() {
+            let own = own()?;
+            if !own.doubt.passes() {
+                return Err("engines count other prompts than the chat template makes".into());
+            }
+            return own.tokenizer.chat(body).map(Arc::from);
+        }
+        let raw = prompt.bare().ok_or("what engines make of this API's prompts is not known")?;
         match scalar::kind(raw) {
             scalar::Kind::Array => {
                 let id = |item| scalar::as_u64(item).and_then(|id| u32::try_from(id).ok());
-                scalar::elements(raw).map(id).collect()
+                let ids: Option<_> = scalar::elements(raw).map(id).collect();
+                ids.ok_or_else(|| "it is several prompts".into())
             }
             scalar::Kind::String => {
-                let tokenizer = self.tokenizer(prompt.model().as_deref())?;
                 // An escape makes a text shorter, never longer.
-                let text = scalar::as_str(raw).filter(|text| text.len() <= EXACT_BYTES)?;
-                tokenizer.encode(&text).map(Arc::from)
+                let text = scalar::as_str(raw).filter(|text| text.len() <= EXACT_BYTES);
+                let text = text.ok_or("the prompt is too long to be tokenised")?;
+                let ids = own()?.tokenizer.encode(&text);
+                ids.map(Arc::from).ok_or_else(|| "the tokenizer is no engine's".into())
             }
-            _ => None,
+            _ => Err("there is no prompt".into()),
         }
     }
 }
@@ -323,6 +388,10 @@ mod tests {
         fn encode(&self, text: &str) -> Option<Vec<u32>> {
             Some(std::iter::once(0).chain(text.chars().map(u32::from)).collect())
         }
+
+        fn chat(&self, body: &Envelope) -> Result<Vec<u32>, Unknown> {
+            if body.get("tools").is_some() { Err("no tools".into()) } else { Ok(vec![1, 2, 3]) }
+        }
     }
 
     fn prompt(api: Api, body: &str, measure: &Arc<Measure>) -> Prompt {
@@ -358,13 +427,13 @@ mod tests {
         assert_eq!(how, How::Beginning);
         assert!(tokens.abs_diff(EXACT_BYTES as u64) < 100, "{tokens}");
         let long = format!(r#"{{"model":"m","prompt":"{text}"}}"#);
-        assert!(prompt(Api::Completions, &long, &measure).ids().is_none());
+        assert!(prompt(Api::Completions, &long, &measure).ids().is_err());
     }
 
     #[test]
     fn tokens_are_known_for_certain_or_not_at_all() {
         let measure = Arc::new(Measure::new(vec![(Some("m".into()), Arc::new(Letters))]));
-        let ids = |api, body: &str| prompt(api, body, &measure).ids().map(|ids| ids.to_vec());
+        let ids = |api, body: &str| prompt(api, body, &measure).ids().ok().map(|ids| ids.to_vec());
         assert_eq!(ids(Api::Completions, r#"{"model":"m","prompt":"ab"}"#), Some(vec![0, 97, 98]));
         assert_eq!(ids(Api::Completions, r#"{"model":"m","prompt":[1,2]}"#), Some(vec![1, 2]));
         assert_eq!(ids(Api::Generate, r#"{"input_ids":[3],"text":"a"}"#), Some(vec![3]));
@@ -377,7 +446,33 @@ mod tests {
         ] {
             assert_eq!(ids(Api::Completions, unsure), None, "{unsure}");
         }
-        assert_eq!(ids(Api::Chat, r#"{"model":"m","messages":[{"content":"ab"}]}"#), None);
+        assert_eq!(ids(Api::Chat, r#"{"model":"m","messages":[]}"#), Some(vec![1, 2, 3]));
+        for (api, body, why) in [
+            (Api::Chat, r#"{"model":"m","messages":[],"tools":[]}"#, "no tools"),
+            (Api::Chat, r#"{"model":"n","messages":[]}"#, "the model's tokenizer is not at hand"),
+            (Api::Messages, r#"{"model":"m","messages":[]}"#, "what engines make of this API's prompts is not known"),
+        ] {
+            let prompt = prompt(api, body, &measure);
+            assert_eq!((prompt.unknown(), prompt.ids()), (None, Err(Unknown::from(why))));
+            assert_eq!(prompt.unknown().as_deref(), Some(why));
+        }
+    }
+
+    #[test]
+    fn a_template_that_engines_do_not_count_by_is_left_and_tried_again() {
+        let measure = Arc::new(Measure::new(vec![(None, Arc::new(Letters))]));
+        let served = |counted: u64| {
+            let prompt = prompt(Api::Chat, r#"{"model":"m","messages":[]}"#, &measure);
+            let known = prompt.ids().is_ok();
+            measure.learn(&prompt, &Usage { prompt_tokens: counted, ..Usage::default() });
+            known
+        };
+        assert_eq!([3, 3, 4, 3, 3].map(served), [true; 5], "one of them may be odd");
+        let wrong = (0..1000).filter(|_| served(4)).count();
+        assert!((5..25).contains(&wrong), "{wrong}");
+        let right = (0..1000).filter(|_| served(3)).count();
+        assert!(right > 800, "{right}");
+        assert!((0..100).all(|_| served(3)));
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Told {
         if sizes.is_empty() {
             return None;
         }
-        let (ids, prompt) = (ask.prompt.ids()?, &ask.prompt);
+        let (ids, prompt) = (ask.prompt.ids().ok()?, &ask.prompt);
         let (named, salt, model) = (prompt.adapter(), prompt.salt(), ask.model.clone());
         let lora = named.as_deref().or(model.as_deref().filter(|model| index.is_adapter(model)));
         let seed = seed(lora, salt.as_deref());

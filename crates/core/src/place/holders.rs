@@ -17,6 +17,7 @@ use crate::fleet::{Fleet, Seat};
 use crate::kv::{Known, KvIndex, Told, Trust};
 use crate::prefix::{Holder, Memory};
 use crate::prompt::Blocks;
+use crate::size::Unknown;
 use crate::time::Instant;
 
 /// What there is to look a prompt up in.
@@ -37,6 +38,8 @@ pub struct Holders<'a> {
     /// What was sent where, by slot.
     found: SmallVec<[(Holder, u32); 8]>,
     told: Option<Told>,
+    /// Why the prompt's tokens are not known, if they were asked for.
+    unknown: Option<Unknown>,
     now: Instant,
 }
 
@@ -49,7 +52,8 @@ impl<'a> Holders<'a> {
             events.want();
             Told::of(events, ask)
         });
-        Holders { indexes, blocks, found, told, now }
+        let unknown = if told.is_none() { ask.prompt.unknown() } else { None };
+        Holders { indexes, blocks, found, told, unknown, now }
     }
 
     /// What was sent is known by the beginnings of prompts alone.
@@ -112,12 +116,12 @@ impl<'a> Holders<'a> {
 
     /// Why events say nothing of the chosen one.
     fn guess(&self) -> String {
-        let why = match (self.indexes.events, &self.told) {
-            (Some(events), _) if events.feeds() == 0 => "no worker tells what it holds",
-            (_, None) => "the prompt's tokens are not known",
-            _ => "this worker does not tell what it holds",
-        };
-        format!("by what was sent, a guess: {why}")
+        if let Some(why) = &self.unknown {
+            return format!("by what was sent, a guess: the prompt's tokens are not known: {why}");
+        }
+        let whose = if self.told.is_some() { "this" } else { "no" };
+        let how = if self.told.is_some() { "does not tell" } else { "tells" };
+        format!("by what was sent, a guess: {whose} worker {how} what it holds")
     }
 
     /// What was found, in words.

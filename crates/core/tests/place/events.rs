@@ -145,7 +145,7 @@ fn a_receipt_says_which_index_it_went_by_and_how_fresh_that_was() {
         assert_eq!(told(&desk, &ask(0..2000)), (size(), true, by_events));
         let body = Envelope::parse(r#"{"prompt":"text"}"#.into(), &BodyLimits::default()).unwrap();
         let text = Ask::read(Api::Completions, &body).unwrap();
-        let unknown = guess("the prompt's tokens are not known");
+        let unknown = guess("the prompt's tokens are not known: the model's tokenizer is not at hand");
         assert_eq!(told(&desk, &text), ("1 tokens (assumed ratio)".to_owned(), false, unknown));
     }
 }

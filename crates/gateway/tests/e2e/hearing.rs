@@ -125,6 +125,79 @@ async fn aibrix_strategies_go_by_what_engines_hold() {
     }
 }
 
+/// A model's directory as the simulated engines would have one: their way to cut text, and their chat template.
+struct ModelDirectory(std::path::PathBuf);
+
+impl ModelDirectory {
+    fn new(texts: &[String]) -> ModelDirectory {
+        let pieces = texts.iter().flat_map(|text| baton_sim::pieces(text));
+        let mut vocab: serde_json::Map<_, _> =
+            pieces.map(|piece| (piece.clone(), json!(baton_sim::tokenize(&piece)[0]))).collect();
+        vocab.insert("<unk>".into(), json!(0));
+        let cut = r"(?s)(?:.(?!(?<=\S)\s)){0,7}.";
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "decoder": null,
+            "added_tokens": [], "post_processor": null,
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": false},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+        });
+        let template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}\n{% endfor %}\
+            {% if add_generation_prompt %}<|assistant|>{{ '\\n' }}{% endif %}";
+        let path = std::env::temp_dir().join(format!("baton-e2e-model-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        std::fs::write(path.join("chat_template.jinja"), template).unwrap();
+        ModelDirectory(path)
+    }
+}
+
+impl Drop for ModelDirectory {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The gateway saw none of the first turns, and no client sent a token's number.
+#[tokio::test]
+async fn conversations_are_known_by_the_chat_template() {
+    let turn = |role: &str, what: &str| json!({"role": role, "content": what.repeat(300)});
+    let first = [turn("user", "one two "), turn("user", "six ten ")];
+    let second = first.clone().map(|user| json!([user, turn("assistant", "go on "), turn("user", "yes ")]));
+    let first = first.map(|user| json!([user]));
+    let texts: Vec<String> = first.iter().chain(&second).map(baton_sim::chat_text).collect();
+    let directory = ModelDirectory::new(&texts);
+    let fleet = FleetSpec::whole(Dialect::Vllm, 2).with(|spec| spec.kv_events = Some(Form::Map));
+    let plan = Plan::new(fleet).args(&format!("{ARGS} {EXPLAINED}"));
+    let house = plan.arg("--tokenizer-path", directory.0.to_str().unwrap()).open().await;
+    let ask = |messages: &serde_json::Value| {
+        Ask::chat("", 3).with(json!({"messages": messages})).of(PromptId::of_chat(messages))
+    };
+    for at in [1, 0] {
+        ask(&first[at]).served(house.engine(at).addr()).await;
+        let blocks = baton_sim::tokenize(&texts[at]).len() / 16;
+        heard(&house, at, Trust::Whole, blocks).await;
+    }
+    for at in [1, 0, 0, 1] {
+        let asked = ask(&second[at]);
+        let reply = asked.post_with(house.address, &[("x-baton-explain", "1")]).await;
+        asked.check(&reply);
+        assert_eq!(reply.header("x-smg-routed-worker-id"), house.url(at));
+        let said = reply.header("x-baton-explain");
+        assert!(said.contains(" % by events (whole, last "), "{said}");
+    }
+    // What no template is known to make of it is said, and served.
+    let part = json!([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]);
+    let odd = json!([{"role": "user", "content": part}]);
+    let reply = ask(&odd).post_with(house.address, &[("x-baton-explain", "1")]).await;
+    ask(&odd).check(&reply);
+    let said = reply.header("x-baton-explain");
+    assert!(said.contains("a guess: the prompt's tokens are not known: a message has several parts"), "{said}");
+    let page = house.page().await;
+    assert_eq!(page.sum("baton_kv_choices_total", &["known=\"whole\""]), 4.0);
+    assert_eq!(page.sum("baton_kv_choices_total", &["known=\"none\""]), 1.0);
+    house.close().await;
+}
+
 #[tokio::test]
 async fn a_restart_is_forgotten_and_what_comes_after_is_known() {
     let mut house = plan(Dialect::Vllm, Form::Map).open().await;

@@ -3,12 +3,16 @@
 //! A file is Hugging Face's `tokenizer.json`, by itself or in a model's directory. What a request's tokens are needed for
 //! says core ([`baton_core::size`]); nothing here is called unless a policy asks.
 //!
-//! It does not know chat templates.
+//! A model's directory also has its chat template ([`template`]), with which the tokens of conversations are known.
+
+mod template;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use baton_core::size::{Measure, Tokenizer};
+use baton_core::body::Envelope;
+use baton_core::size::{Measure, Tokenizer, Unknown};
+use template::ChatTemplate;
 
 use crate::config::TokenizerPath;
 
@@ -49,12 +53,23 @@ fn read(path: &str) -> Result<Arc<dyn Tokenizer>, String> {
         return Err(format!("{} is larger than {FILE_MAX_BYTES} bytes", file.display()));
     }
     let text = std::fs::read(&file).map_err(|error| error.to_string())?;
-    Ok(Arc::new(HuggingFace::parse(&text)?))
+    let own = HuggingFace::parse(&text)?;
+    if !given.is_dir() {
+        return Ok(Arc::new(own));
+    }
+    // Without it all else is as it was.
+    let template = ChatTemplate::of(given).inspect_err(|why| {
+        tracing::warn!(path, "the tokens of conversations are not known: chat template: {why}");
+    });
+    Ok(Arc::new(HuggingFace { template: template.ok().flatten(), ..own }))
 }
 
 /// One of Hugging Face's.
 #[derive(Debug)]
-struct HuggingFace(tokenizers::Tokenizer);
+struct HuggingFace {
+    own: tokenizers::Tokenizer,
+    template: Option<ChatTemplate>,
+}
 
 impl HuggingFace {
     fn parse(text: &[u8]) -> Result<HuggingFace, String> {
@@ -62,18 +77,26 @@ impl HuggingFace {
         // A prompt is what it is, however long.
         own.with_truncation(None).map_err(|error| error.to_string())?;
         own.with_padding(None);
-        Ok(HuggingFace(own))
+        Ok(HuggingFace { own, template: None })
     }
 }
 
 impl Tokenizer for HuggingFace {
     fn count(&self, text: &str) -> usize {
         let guess = text.len().div_ceil(baton_core::prompt::TOKEN_BYTES);
-        self.0.encode_fast(text, false).map_or(guess, |encoded| encoded.len())
+        self.own.encode_fast(text, false).map_or(guess, |encoded| encoded.len())
     }
 
     fn encode(&self, text: &str) -> Option<Vec<u32>> {
-        self.0.encode_fast(text, true).ok().map(|encoded| encoded.get_ids().to_vec())
+        self.own.encode_fast(text, true).ok().map(|encoded| encoded.get_ids().to_vec())
+    }
+
+    fn chat(&self, body: &Envelope) -> Result<Vec<u32>, Unknown> {
+        let template = self.template.as_ref().ok_or("the model's chat template is not at hand")?;
+        let text = template.render(body)?;
+        // A template writes all special tokens itself.
+        let encoded = self.own.encode_fast(text, false).map_err(|_| "the tokenizer failed")?;
+        Ok(encoded.get_ids().to_vec())
     }
 }
 
@@ -122,6 +145,40 @@ mod tests {
         for model in [Some("m"), Some("other"), None] {
             let own = measure.tokenizer(model).unwrap();
             assert_eq!((own.count("a b c a"), own.encode("a b x")), (4, Some(vec![9, 1, 2, 0])), "{model:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_with_a_chat_template_knows_the_tokens_of_conversations() {
+        let body = r#"{"messages":[{"role":"user","content":"a b"},{"role":"user","content":"a"}]}"#;
+        let body = Envelope::parse(body.into(), &baton_core::body::BodyLimits::default()).unwrap();
+        let own = "{{ bos_token }}{% for m in messages %} {{ m.content }}{% endfor %}";
+        let other = "{% for m in messages %}b{% endfor %}";
+        let config = |template: serde_json::Value| {
+            serde_json::json!({"bos_token": "<s>", "chat_template": template}).to_string()
+        };
+        let named = serde_json::json!([{"name": "tool_use", "template": other}, {"name": "default", "template": own}]);
+        let cases = [
+            (config(own.into()), None, Ok(vec![9, 1, 2, 1])),
+            (config(named), None, Ok(vec![9, 1, 2, 1])),
+            // The file of its own is the newer way.
+            (config(other.into()), Some(own), Ok(vec![9, 1, 2, 1])),
+            (config("{% if".into()), None, Err("the model's chat template is not at hand")),
+            (config(serde_json::Value::Null), None, Err("the model's chat template is not at hand")),
+        ];
+        for (at, (config, file, expected)) in cases.into_iter().enumerate() {
+            let name = format!("baton-chat-template-{}-{at}", std::process::id());
+            let directory = std::env::temp_dir().join(name);
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join("tokenizer.json"), SMALL).unwrap();
+            std::fs::write(directory.join("tokenizer_config.json"), config).unwrap();
+            if let Some(file) = file {
+                std::fs::write(directory.join("chat_template.jinja"), file).unwrap();
+            }
+            let measure = measure(&[path(None, directory.to_str().unwrap())], false);
+            std::fs::remove_dir_all(&directory).unwrap();
+            let ids = measure.unwrap().tokenizer(None).unwrap().chat(&body);
+            assert_eq!(ids, expected.map_err(Unknown::from), "{at}");
         }
     }
 

@@ -450,7 +450,11 @@ mod tests {
         for (api, body, why) in [
             (Api::Chat, r#"{"model":"m","messages":[],"tools":[]}"#, "no tools"),
             (Api::Chat, r#"{"model":"n","messages":[]}"#, "the model's tokenizer is not at hand"),
-            (Api::Messages, r#"{"model":"m","messages":[]}"#, "what engines make of this API's prompts is not known"),
+            (
+                Api::Messages,
+                r#"{"model":"m","messages":[]}"#,
+                "what engines make of this API's prompts is not known",
+            ),
         ] {
             let prompt = prompt(api, body, &measure);
             assert_eq!((prompt.unknown(), prompt.ids()), (None, Err(Unknown::from(why))));

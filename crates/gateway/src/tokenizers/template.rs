@@ -338,10 +338,14 @@ fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         Some(indent) => {
             let blanks = vec![b' '; indent.min(16)];
             let pretty = PrettyFormatter::with_indent(&blanks);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, pretty)).map_err(failed)?;
+            value
+                .serialize(&mut serde_json::Serializer::with_formatter(&mut json, pretty))
+                .map_err(failed)?;
         }
         None => {
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, Spaced)).map_err(failed)?;
+            value
+                .serialize(&mut serde_json::Serializer::with_formatter(&mut json, Spaced))
+                .map_err(failed)?;
         }
     }
     String::from_utf8(json).map_err(|_| Error::new(ErrorKind::BadSerialization, "no UTF-8"))
@@ -434,7 +438,10 @@ mod tests {
             (format!(r#""messages":[{parts}]"#), "several parts"),
             (format!(r#""messages":[{picture}]"#), "no text"),
             (format!(r#""messages":[{user}],"chat_template":"x""#), "has chat_template"),
-            (format!(r#""messages":[{user}],"chat_template_kwargs":{{"messages":[]}}"#), "kwargs has messages"),
+            (
+                format!(r#""messages":[{user}],"chat_template_kwargs":{{"messages":[]}}"#),
+                "kwargs has messages",
+            ),
             (format!(r#""messages":[{user}],"add_special_tokens":true"#), "special tokens"),
             (format!(r#""messages":[{user}],"add_generation_prompt":7"#), "add_generation_prompt"),
             (format!(r#""messages":[{user}],"continue_final_message":true"#), "goes on"),

@@ -104,7 +104,7 @@ group! {
         kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.otherwise(BOUND);
         /// Most entries kept for each model; unset or 0: no bound.
         kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.otherwise(BOUND);
-        /// Tokenizers, for the size of prompts and what engines make of them: a tokenizer.json or a model's directory, `MODEL=PATH` for one model, or `cl100k_base`.
+        /// Tokenizers, for the size of prompts and what engines make of them: a tokenizer.json or a model's directory (with its chat template), `MODEL=PATH` for one model, or `cl100k_base`.
         tokenizers: Vec<TokenizerPath> = Vec::new(), TOKENIZERS, "tokenizer-path";
         /// cache_aware: port at which every worker publishes KV events; unset: at its label kv_events_endpoint, or as it says itself.
         kv_events_port: Option<u16> = None, MAYBE_PORT, "kv-events-port";

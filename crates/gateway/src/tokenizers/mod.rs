@@ -3,7 +3,7 @@
 //! A file is Hugging Face's `tokenizer.json`, by itself or in a model's directory. What a request's tokens are needed for
 //! says core ([`baton_core::size`]); nothing here is called unless a policy asks.
 //!
-//! A model's directory also has its chat template ([`template`]), with which the tokens of conversations are known.
+//! A model's directory also has its chat template (`template`), with which the tokens of conversations are known.
 
 mod template;
 
@@ -152,6 +152,7 @@ mod tests {
     fn a_directory_with_a_chat_template_knows_the_tokens_of_conversations() {
         let body = r#"{"messages":[{"role":"user","content":"a b"},{"role":"user","content":"a"}]}"#;
         let body = Envelope::parse(body.into(), &baton_core::body::BodyLimits::default()).unwrap();
+        // In this vocabulary the added token is the number 3.
         let own = "{{ bos_token }}{% for m in messages %} {{ m.content }}{% endfor %}";
         let other = "{% for m in messages %}b{% endfor %}";
         let config = |template: serde_json::Value| {
@@ -159,10 +160,10 @@ mod tests {
         };
         let named = serde_json::json!([{"name": "tool_use", "template": other}, {"name": "default", "template": own}]);
         let cases = [
-            (config(own.into()), None, Ok(vec![9, 1, 2, 1])),
-            (config(named), None, Ok(vec![9, 1, 2, 1])),
+            (config(own.into()), None, Ok(vec![3, 1, 2, 1])),
+            (config(named), None, Ok(vec![3, 1, 2, 1])),
             // The file of its own is the newer way.
-            (config(other.into()), Some(own), Ok(vec![9, 1, 2, 1])),
+            (config(other.into()), Some(own), Ok(vec![3, 1, 2, 1])),
             (config("{% if".into()), None, Err("the model's chat template is not at hand")),
             (config(serde_json::Value::Null), None, Err("the model's chat template is not at hand")),
         ];

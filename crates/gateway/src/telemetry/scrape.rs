@@ -156,6 +156,8 @@ pub fn views(fleet: &Fleet, now: Instant, scraped: &Scraped) {
     }
 }
 
+type OfEngine = fn(&Gauges) -> &Gauge;
+
 /// What engines say of their load, of those that do. Ranks of one engine add up, but for the share of memory.
 pub fn engines(fleet: &Fleet, scraped: &Scraped) {
     let mut engines = BTreeMap::<&str, Vec<&Gauges>>::new();
@@ -163,8 +165,8 @@ pub fn engines(fleet: &Fleet, scraped: &Scraped) {
         engines.entry(&seat.worker.url).or_default().push(&seat.gauges);
     }
     for (url, ranks) in engines {
-        let all = |of: fn(&Gauges) -> &Gauge| ranks.iter().filter_map(move |rank| of(rank).get());
-        let sums: [(&family::Gauges<1>, fn(&Gauges) -> &Gauge); 5] = [
+        let all = |of: OfEngine| ranks.iter().filter_map(move |rank| of(rank).get());
+        let sums: [(&family::Gauges<1>, OfEngine); 5] = [
             (&scraped.engine_running, |g| &g.running),
             (&scraped.engine_waiting, |g| &g.waiting),
             (&scraped.engine_throughput, |g| &g.throughput),

@@ -81,6 +81,16 @@ pub struct Taken {
     charge: Option<Held>,
 }
 
+impl Placement {
+    /// The prefill's and the answering worker's.
+    pub fn into_legs(self) -> [Option<Taken>; 2] {
+        match self {
+            Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
+            Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
+        }
+    }
+}
+
 impl Taken {
     fn new(seat: &Arc<Seat>, lease: Lease) -> Taken {
         Taken { seat: Arc::clone(seat), lease, mark: None, expected: None, key: None, charge: None }
@@ -93,6 +103,27 @@ impl Taken {
             mark.keep();
         }
     }
+
+    /// It computes the prompt itself: the prefill that was chosen with it is not asked.
+    pub fn forgo_prefill(&mut self) {
+        if let Some(charge) = &mut self.charge {
+            charge.forgo_prefill();
+        }
+    }
+
+    /// What this leg holds of the other one's charge: the tokens that its prefill keeps for it.
+    pub fn kv_charge(&self) -> Option<u64> {
+        self.charge.as_ref().and_then(Held::kv)
+    }
+}
+
+/// What a prefill has computed and still holds, for a decode that is chosen anew.
+#[derive(Clone, Copy, Debug)]
+pub struct Computed<'a> {
+    /// The prefill's id.
+    pub prefill: &'a str,
+    /// [`Taken::kv_charge`] of the decode that it was first meant for.
+    pub kv_charge: Option<u64>,
 }
 
 /// Why there is no placement.
@@ -234,16 +265,16 @@ impl Strategy {
         }
     }
 
-    /// Another decode for what the prefill of this id has computed: by the decode policy, not one that was
+    /// Another decode for what a prefill has computed: by the decode policy, not one that was
     /// tried if there is another. `None`: none of its partners is well and has room.
-    pub fn replace(&self, look: &Look<'_>, prefill: &str, dice: &mut Dice) -> Option<Taken> {
+    pub fn replace(&self, look: &Look<'_>, computed: Computed<'_>, dice: &mut Dice) -> Option<Taken> {
         match self {
             Strategy::Legwise(legwise) => {
                 telling::begin(look);
-                let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == prefill)?;
+                let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == computed.prefill)?;
                 legwise.partner(&own.partners, look, dice)
             }
-            Strategy::Cascade(cascade) => cascade.partner(prefill, look, dice),
+            Strategy::Cascade(cascade) => cascade.partner(computed, look, dice),
             // Nothing is handed over.
             Strategy::Whole(_) => None,
         }

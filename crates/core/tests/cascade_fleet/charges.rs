@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Envelope};
 use baton_core::fleet::Status;
-use baton_core::place::Placement;
 use baton_core::place::cascade::knobs::{DecodeScore, Knobs, PrefillScore};
 use baton_core::place::cascade::ledger::Charge;
+use baton_core::place::{Computed, Placement};
 use baton_core::time::Duration;
 use baton_core::wishes::Wish;
 
@@ -72,6 +72,93 @@ fn g5_g7_a_decode_that_has_just_come() {
     };
     assert_eq!(desk.chosen(&fleet, &ask(40, None)), "p+d-warm", "G7");
     drop(held);
+    at_rest(&fleet);
+}
+
+#[test]
+fn a_decode_that_is_replaced_is_charged_once_and_its_prefill_as_before() {
+    let fleet = fleet(["p", "d1", "d2"].map(|id| of(id, "rs")));
+    let mut desk = Desk::new(Knobs {
+        prefill_score: PrefillScore::TokenLoad,
+        decode_score: DecodeScore::TokenLoad,
+        ..Knobs::default()
+    });
+    let charged = |desk: &Desk, id: &str| {
+        let tokens = desk.cascade().books().open().ledger.tokens(seat(&fleet, id).slot);
+        (tokens.active, tokens.kv, tokens.decode)
+    };
+    // The second turn of a session: 500 tokens of 1500 are new.
+    let turn = |bytes| wishing(sized(bytes), &[(Wish::SessionKey, "s")]);
+    drop(desk.place(&fleet, &turn(4000)).unwrap());
+    let (placement, _) = desk.place(&fleet, &turn(6000)).unwrap();
+    let [Some(mut prefill), Some(decode)] = placement.into_legs() else { panic!("no pair") };
+    let (first, kv_charge) = (decode.seat.worker.id.clone(), decode.kv_charge());
+    assert_eq!((charged(&desk, "p"), charged(&desk, &first)), ((4000, 4000, 0), (0, 0, 1500)));
+    prefill.computed();
+    let tried = [prefill.seat.slot, decode.seat.slot];
+    drop((prefill, decode));
+    assert_eq!(
+        (charged(&desk, "p"), charged(&desk, &first)),
+        ((0, 0, 0), (0, 0, 0)),
+        "the decode has failed"
+    );
+    let (decode, receipt) =
+        desk.replaced(&fleet, (&turn(6000), &tried), Computed { prefill: "p", kv_charge });
+    let second = decode.seat.worker.id.clone();
+    assert_ne!(second, first);
+    assert_eq!(charged(&desk, "p"), (0, 4000, 0), "what it keeps, and no more");
+    assert_eq!((charged(&desk, &first), charged(&desk, &second)), ((0, 0, 0), (0, 0, 1500)));
+    let told: Vec<_> = receipt.charges.iter().map(|c| (c.worker.as_str(), c.what, c.tokens)).collect();
+    assert_eq!(told, [("p", "kv", 4000), (second.as_str(), "decode", 1500)]);
+    assert_eq!(decode.kv_charge(), kv_charge, "for the next one");
+    drop(decode);
+    assert_eq!((charged(&desk, "p"), charged(&desk, &second)), ((0, 0, 0), (0, 0, 0)));
+    at_rest(&fleet);
+}
+
+#[test]
+fn a_prefill_that_is_not_asked_after_all_keeps_no_charge() {
+    let fleet = fleet(["p", "d"].map(|id| of(id, "rs")));
+    let mut desk = Desk::new(Knobs {
+        prefill_score: PrefillScore::TokenLoad,
+        decode_score: DecodeScore::TokenLoad,
+        ..Knobs::default()
+    });
+    let charged = |desk: &Desk, id: &str| {
+        let tokens = desk.cascade().books().open().ledger.tokens(seat(&fleet, id).slot);
+        (tokens.active, tokens.kv, tokens.decode)
+    };
+    let (placement, _) = desk.place(&fleet, &sized(4000)).unwrap();
+    let [prefill, Some(mut decode)] = placement.into_legs() else { panic!("no pair") };
+    assert_eq!((charged(&desk, "p"), charged(&desk, "d")), ((4500, 4500, 0), (0, 0, 1000)));
+    drop(prefill);
+    decode.forgo_prefill();
+    assert_eq!((charged(&desk, "p"), charged(&desk, "d")), ((0, 0, 0), (0, 0, 1000)));
+    decode.forgo_prefill();
+    drop(decode);
+    assert_eq!((charged(&desk, "p"), charged(&desk, "d")), ((0, 0, 0), (0, 0, 0)));
+    at_rest(&fleet);
+}
+
+#[test]
+fn a_combined_worker_that_computed_a_prompt_is_known_to_hold_it() {
+    let fleet = fleet([of("p", "rs"), of("d", "rs"), combined("c", 0, 0)]);
+    let mut desk = Desk::new(bucketing());
+    let long = ask(4000, Some(40));
+    let has = |desk: &Desk, id: &str| {
+        let found = desk.cascade().index().find(&long.prompt.blocks(16), NOW);
+        found.iter().any(|(held_by, blocks)| held_by.slot == seat(&fleet, id).slot && *blocks > 60)
+    };
+    seat(&fleet, "p").pulse.set_status(Status::NotReady);
+    let (placement, _) = desk.place(&fleet, &long).unwrap();
+    let [None, Some(worker)] = placement.into_legs() else { panic!("a pair") };
+    drop(worker);
+    assert!(!has(&desk, "c"), "it has failed");
+    let (placement, _) = desk.place(&fleet, &long).unwrap();
+    let [None, Some(mut worker)] = placement.into_legs() else { panic!("a pair") };
+    worker.computed();
+    drop(worker);
+    assert!(has(&desk, "c"));
     at_rest(&fleet);
 }
 

@@ -9,7 +9,7 @@ use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Sta
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::cascade::resolve::resolve;
 use baton_core::place::receipt::Receipt;
-use baton_core::place::{Cascade, Look, Miss, Placement, Strategy, Taken, Tuning};
+use baton_core::place::{Cascade, Computed, Look, Miss, Placement, Strategy, Taken, Tuning};
 use baton_core::time::Instant;
 use baton_core::wishes::{Wish, Wishes};
 
@@ -117,6 +117,20 @@ impl Desk {
         let look = Look { receipt: Receipt::on().into(), ..look };
         let placement = self.strategy.place(&look, &mut self.dice)?;
         Ok((placement, look.into_receipt()))
+    }
+
+    /// Another decode for what a prefill has computed for this request, after those that were tried.
+    pub fn replaced(
+        &mut self,
+        fleet: &Fleet,
+        (ask, tried): (&Ask, &[u32]),
+        computed: Computed<'_>,
+    ) -> (Taken, Receipt) {
+        let routing = resolve(fleet, ask, &self.knobs).unwrap();
+        let look = Look { routing: Some(&routing), ..Look::new(fleet, ask, self.now) }.after(tried);
+        let look = Look { receipt: Receipt::on().into(), ..look };
+        let taken = self.strategy.replace(&look, computed, &mut self.dice).unwrap();
+        (taken, look.into_receipt())
     }
 
     /// The ids of the chosen, `p+d` or alone, or what is said instead.

@@ -2,7 +2,7 @@
 
 use baton_core::dice::Dice;
 use baton_core::fleet::{Fleet, Role, Status};
-use baton_core::place::{Look, PolicyName, Taken, partner};
+use baton_core::place::{Computed, Look, PolicyName, Taken, partner};
 
 use crate::yard::{RESTED, ask, fleet, pairs, seat, strategy, trip};
 
@@ -55,7 +55,11 @@ fn only_one_that_pairs_with_the_prefill() {
 fn replaced(fleet: &Fleet, tried: &[u32]) -> Option<Taken> {
     let ask = ask(None);
     let look = Look::new(fleet, &ask, RESTED).after(tried);
-    strategy(PolicyName::LeastLoad).replace(&look, "p0", &mut Dice::new(1))
+    strategy(PolicyName::LeastLoad).replace(
+        &look,
+        Computed { prefill: "p0", kv_charge: None },
+        &mut Dice::new(1),
+    )
 }
 
 #[test]

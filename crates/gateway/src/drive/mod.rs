@@ -93,6 +93,8 @@ pub struct Drive {
     /// What is put in front of the decode's own, in its answer.
     joint: Option<Joint>,
     taken: [Option<Taken>; 2],
+    /// What the prefill was charged for keeping, until the end.
+    kv_charge: Option<u64>,
     legs: [Option<upstream::Leg>; 2],
     held: Option<Held>,
     /// The hand-off that is out.
@@ -155,6 +157,7 @@ impl Drive {
             plan: None,
             joint: None,
             taken: [None, None],
+            kv_charge: None,
             legs: [None, None],
             held: None,
             handoff: None,
@@ -382,10 +385,8 @@ impl Drive {
         self.watch.begins(course.answers);
         (self.detached, self.recall) = (None, None);
         self.plan = Some(plan);
-        self.taken = match placement {
-            Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
-            Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
-        };
+        self.taken = placement.into_legs();
+        self.kv_charge = self.taken[Leg::Decode as usize].as_ref().and_then(Taken::kv_charge);
         if course.order == baton_core::exchange::Order::Single {
             self.forgo_prefill();
         }
@@ -422,10 +423,7 @@ impl Drive {
 
     /// No leg is sent to these workers: they get their places back, and their probes.
     fn unplanned(&mut self, placement: Placement, fault: Fault) -> Event {
-        let legs = match placement {
-            Placement::Whole { worker } | Placement::Prefill { worker } => [None, Some(worker)],
-            Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
-        };
+        let legs = placement.into_legs();
         for taken in legs.iter().flatten() {
             taken.seat.pulse.step_back(self.now);
         }
@@ -457,7 +455,8 @@ impl Drive {
             return Event::Unplaced(none);
         }
         let course = plan.course;
-        let replaced = gateway.strategies.of(&self.routing).replace(&look, &prefill.id, &mut self.dice);
+        let computed = place::Computed { prefill: &prefill.id, kv_charge: self.kv_charge };
+        let replaced = gateway.strategies.of(&self.routing).replace(&look, computed, &mut self.dice);
         let (receipt, rank) = (look.into_receipt(), replaced.as_ref().map(|d| handoff::rank(&d.seat.worker)));
         plan.ranks[Leg::Decode as usize] = rank.unwrap_or_default();
         self.wrote(receipt);
@@ -476,6 +475,7 @@ impl Drive {
         if let Some(prefill) = self.taken[Leg::Prefill as usize].take() {
             prefill.seat.pulse.step_back(self.now);
             self.record.prefill = None;
+            self.taken[Leg::Decode as usize].iter_mut().for_each(Taken::forgo_prefill);
         }
     }
 

@@ -32,6 +32,35 @@ pub struct Held {
     books: Arc<Books>,
     id: u64,
     part: Part,
+    /// Of the rest: the tokens that the prefill keeps.
+    kv: Option<u64>,
+}
+
+impl Held {
+    pub fn kv(&self) -> Option<u64> {
+        self.kv
+    }
+
+    /// No prefill computes the prompt after all.
+    pub fn forgo_prefill(&mut self) {
+        self.kv = None;
+        self.books.open().ledger.forgo_prefill(self.id);
+    }
+}
+
+impl Open {
+    /// Charges under an id that was never used.
+    fn enter(&mut self, charge: Charge) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.ledger.charge(id, charge);
+        id
+    }
+}
+
+/// The tokens that the prefill keeps until the end of the request.
+fn kv(charge: Charge) -> Option<u64> {
+    charge.prefill.map(|(_, tokens)| tokens)
 }
 
 impl Books {
@@ -42,20 +71,19 @@ impl Books {
 
     /// Charges, and gives what goes back with the prefill's answer and what with the end of the request.
     pub fn charge(self: &Arc<Books>, open: &mut Open, charge: Charge) -> (Held, Held) {
-        let id = open.next;
-        open.next += 1;
-        open.ledger.charge(id, charge);
-        let held = |part| Held { books: self.clone(), id, part };
-        (held(Part::Active), held(Part::Rest))
+        let id = open.enter(charge);
+        (self.held(id, Part::Active, None), self.held(id, Part::Rest, kv(charge)))
     }
 
     /// Charges for a prompt that is computed already.
     pub fn charge_rest(self: &Arc<Books>, open: &mut Open, charge: Charge) -> Held {
-        let id = open.next;
-        open.next += 1;
-        open.ledger.charge(id, charge);
+        let id = open.enter(charge);
         open.ledger.release(id, Part::Active);
-        Held { books: self.clone(), id, part: Part::Rest }
+        self.held(id, Part::Rest, kv(charge))
+    }
+
+    fn held(self: &Arc<Books>, id: u64, part: Part, kv: Option<u64>) -> Held {
+        Held { books: self.clone(), id, part, kv }
     }
 
     /// What each worker is charged with, by slot.

@@ -145,6 +145,16 @@ impl Ledger {
         }
     }
 
+    /// The charge's prefill computes nothing after all, and keeps nothing.
+    pub fn forgo_prefill(&mut self, id: u64) {
+        self.release(id, Part::Active);
+        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.rest) else { return };
+        if let Some((worker, cost)) = entry.charge.prefill.take() {
+            let tokens = self.touch(worker);
+            tokens.kv = tokens.kv.saturating_sub(cost);
+        }
+    }
+
     pub fn release_all(&mut self, id: u64) {
         self.release(id, Part::Active);
         self.release(id, Part::Rest);

@@ -25,7 +25,7 @@ use crate::fleet::Seat;
 use crate::load::Lease;
 use crate::place::holders::Holders;
 use crate::place::receipt::{Charged, Receipt};
-use crate::place::{Look, Miss, Placement, Taken};
+use crate::place::{Computed, Look, Miss, Placement, Taken};
 
 /// How often a choice is made anew because another request took the place first. Past it the place is taken whatever
 /// the load, if the window has room.
@@ -152,7 +152,13 @@ impl<'a> Decision<'a> {
         Ok(match picked.ok_or(Nobody::AllSkipped)? {
             Picked::Combined(at) => {
                 let worker = self.take(at, &pool.combined, self.look.rooms(), whatever);
-                worker.map(|worker| Placement::Whole { worker })
+                worker.map(|mut worker| {
+                    // It computes the prompt as a prefill would: strategies for whole workers look for that.
+                    if let Some(held) = &self.prompt {
+                        held.goes_to(&mut worker, receipt);
+                    }
+                    Placement::Whole { worker }
+                })
             }
             Picked::Pair { prefill, decode } => match self.take(prefill, &pool.prefill, 1, whatever) {
                 None => None,
@@ -267,18 +273,19 @@ impl<'a> Decision<'a> {
             let new = open.sessions.new_tokens(&turn, self.cascade.sessions, now);
             (prefill.seat.slot, knobs.request_cost.saturating_add(new))
         });
-        let of_decode = (knobs.decode_score == DecodeScore::TokenLoad).then_some((decode.seat.slot, prompt));
+        let of_decode = self.decode_charge(decode);
         let charge = Charge { prefill: of_prefill, decode: of_decode, at: now, ttl: knobs.charge_ttl };
         let (active, rest) = self.cascade.books.charge(open, charge);
         (prefill.charge, decode.charge) = (Some(active), Some(rest));
-        let mut told = |seat: &Seat, what, charged: Option<(u32, u64)>| {
-            if let Some((_, tokens)) = charged.filter(|_| receipt.is_on()) {
-                receipt.charges.push(Charged { worker: seat.worker.id.clone(), what, tokens });
-            }
-        };
-        told(&prefill.seat, "active", of_prefill);
-        told(&prefill.seat, "kv", of_prefill);
-        told(&decode.seat, "decode", of_decode);
+        tell_charge(receipt, &prefill.seat, "active", of_prefill);
+        tell_charge(receipt, &prefill.seat, "kv", of_prefill);
+        tell_charge(receipt, &decode.seat, "decode", of_decode);
+    }
+
+    /// The whole prompt, all of whose KV the decode receives.
+    fn decode_charge(&self, decode: &Taken) -> Option<(u32, u64)> {
+        let charges = self.knobs().decode_score == DecodeScore::TokenLoad;
+        charges.then(|| (decode.seat.slot, prompt_tokens(self.look.ask.size)))
     }
 
     /// What to say when nobody can be chosen: windows say most, because room may come.
@@ -300,23 +307,35 @@ impl<'a> Decision<'a> {
         Miss::Nobody(Fault::Unroutable { reason: nobody.to_string() })
     }
 
-    /// Another decode for what this prefill has computed, by step 4 alone. What the request holds there is charged anew.
-    pub fn replace(&mut self, prefill: &str, dice: &mut Dice, receipt: &mut Receipt) -> Option<Taken> {
-        let own = self.yard.pod(prefill).filter(|pod| pod.part == Part::Prefill)?;
+    /// Another decode for what this prefill has computed, by step 4 alone. What the request holds there is charged
+    /// again as it was: its charge went back with the decode that is gone.
+    pub fn replace(
+        &mut self,
+        computed: Computed<'_>,
+        dice: &mut Dice,
+        receipt: &mut Receipt,
+    ) -> Option<Taken> {
+        let own = self.yard.pod(computed.prefill).filter(|pod| pod.part == Part::Prefill)?;
         self.out = self.look.tried.into();
-        self.decode_for(own, dice, receipt).or_else(|| {
+        let kv = computed.kv_charge.map(|tokens| (own.seat.slot, tokens));
+        self.decode_for((own, kv), dice, receipt).or_else(|| {
             self.out.clear();
-            self.decode_for(own, dice, receipt)
+            self.decode_for((own, kv), dice, receipt)
         })
     }
 
-    fn decode_for(&mut self, prefill: &Pod, dice: &mut Dice, receipt: &mut Receipt) -> Option<Taken> {
+    fn decode_for(
+        &mut self,
+        (prefill, kv): (&Pod, Option<(u32, u64)>),
+        dice: &mut Dice,
+        receipt: &mut Receipt,
+    ) -> Option<Taken> {
         let group = *prefill.groups.first()?;
         let knobs = self.knobs();
         let mut tries = 0;
         loop {
             receipt.again();
-            let charges = knobs.prefill_score.charges() || knobs.decode_score == DecodeScore::TokenLoad;
+            let charges = kv.is_some() || knobs.decode_score == DecodeScore::TokenLoad;
             let mut open = charges.then(|| self.cascade.books.open());
             let own = |at: &usize| {
                 let pod = &self.yard.pods[*at];
@@ -328,18 +347,22 @@ impl<'a> Decision<'a> {
             let at = pick::decode_alone(&list, knobs, dice, receipt)?;
             if let Some(mut taken) = self.take(at, &list, self.look.rooms(), tries >= TRIES) {
                 if let Some(open) = &mut open {
-                    let prompt = prompt_tokens(self.look.ask.size);
-                    let kv = knobs.prefill_score.charges().then_some(prefill.seat.slot);
-                    let kv = kv.map(|slot| (slot, knobs.request_cost.saturating_add(prompt)));
-                    let decode = knobs.decode_score == DecodeScore::TokenLoad;
-                    let decode = decode.then_some((taken.seat.slot, prompt));
+                    let decode = self.decode_charge(&taken);
                     let charge = Charge { prefill: kv, decode, at: self.look.now, ttl: knobs.charge_ttl };
                     taken.charge = Some(self.cascade.books.charge_rest(open, charge));
+                    tell_charge(receipt, &prefill.seat, "kv", kv);
+                    tell_charge(receipt, &taken.seat, "decode", decode);
                 }
                 return Some(taken);
             }
             tries += 1;
         }
+    }
+}
+
+fn tell_charge(receipt: &mut Receipt, seat: &Seat, what: &'static str, charged: Option<(u32, u64)>) {
+    if let Some((_, tokens)) = charged.filter(|_| receipt.is_on()) {
+        receipt.charges.push(Charged { worker: seat.worker.id.clone(), what, tokens });
     }
 }
 

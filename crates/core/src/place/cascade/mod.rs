@@ -42,7 +42,7 @@ use self::words::Way;
 use super::holders::{self, Holders};
 use super::policy::{holder, least};
 use super::receipt::Receipt;
-use super::{Look, Miss, Placement, Seats, Taken, Tuning};
+use super::{Computed, Look, Miss, Placement, Seats, Taken, Tuning};
 use crate::ask::{Api, Ask};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
@@ -121,8 +121,8 @@ impl Cascade {
     }
 
     /// Another decode for what this prefill has computed.
-    pub(super) fn partner(&self, prefill: &str, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
-        look.telling(|receipt| self.decision(look, receipt).replace(prefill, dice, receipt))
+    pub(super) fn partner(&self, computed: Computed<'_>, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
+        look.telling(|receipt| self.decision(look, receipt).replace(computed, dice, receipt))
     }
 
     fn decision<'a>(&'a self, look: &'a Look<'a>, receipt: &mut Receipt) -> Decision<'a> {

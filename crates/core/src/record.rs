@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::abort::Class;
 use crate::ask::Api;
 use crate::exchange::Outcome;
-use crate::fault::{Fault, LegName};
+use crate::fault::{Fault, LegName, Retry};
 use crate::fleet::{Engine, Worker};
 use crate::place::cascade::resolve::Routing;
 use crate::place::cascade::words::Ways;
@@ -160,6 +160,24 @@ impl Record {
     /// AIBrix's strategy that serves the request. `None`: the gateway's own policies do.
     pub fn ways(&self) -> Option<&Ways> {
         self.routing.as_deref()?.ways.as_ref()
+    }
+
+    /// The exchange is over. `told`: what the client was told of a failure.
+    pub fn settle(&mut self, outcome: Outcome, told: Option<&Fault>, now: Instant) {
+        self.outcome = outcome;
+        self.moments.ended = now;
+        self.status = match (outcome, told) {
+            (Outcome::ClientGone, _) if self.moments.first_byte.is_none() => Fault::ClientGone.status(),
+            (Outcome::Failed, Some(fault)) => fault.status(),
+            _ => self.status,
+        };
+        if outcome == Outcome::ClientGone {
+            self.code = Some(Fault::ClientGone.code());
+        }
+        self.retries_exhausted = outcome == Outcome::Failed
+            && self.attempts > 1
+            && !self.over_budget
+            && told.is_some_and(|fault| fault.retry() == Retry::Safe);
     }
 
     /// The exchange ended with `fault`: code, words and leg. `status` stays what the client got.

@@ -117,10 +117,7 @@ impl Gateway {
             },
             entrance,
             rooms: Arc::new(Rooms::new(config.admission.decode_admission_wait)),
-            budget: Budget::new(BudgetRule {
-                share: config.retry.budget_share,
-                floor_per_sec: f64::from(config.retry.budget_floor),
-            }),
+            budget: budget(config),
             background: Arc::new(Semaphore::new(
                 config.limits.max_detached_legs.get().min(Semaphore::MAX_PERMITS),
             )),
@@ -183,6 +180,12 @@ pub fn strategies(config: &Config, knobs: &Arc<Knobs>) -> Strategies {
     Strategies { own: Strategy::Legwise(legwise), pd: Strategy::Cascade(pd), whole: Strategy::Whole(whole) }
 }
 
+/// How many retries there may be, from the config.
+pub fn budget(config: &Config) -> Budget {
+    let retry = &config.retry;
+    Budget::new(BudgetRule { share: retry.budget_share, floor_per_sec: f64::from(retry.budget_floor) })
+}
+
 /// How many may enter, from the config and the machine.
 pub fn admission_rule(config: &Config, cores: usize) -> AdmissionRule {
     AdmissionRule {
@@ -192,7 +195,8 @@ pub fn admission_rule(config: &Config, cores: usize) -> AdmissionRule {
     }
 }
 
-fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
+/// What decisions are made by, from the config.
+pub fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
     let retry = &config.retry;
     let answer_max = config.limits.max_buffered_prefill_answer_bytes.get();
     Rules {

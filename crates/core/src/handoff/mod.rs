@@ -31,11 +31,13 @@ pub use proof::{KvCount, Proof, Seen, proof};
 pub use rules::Rules;
 pub use trt::{CTX_DP_RANK, CTX_INFO_ENDPOINT, OPAQUE_STATE, TrtRule};
 
+use bytes::Bytes;
+
 use crate::ask::Ask;
-use crate::body::Edit;
+use crate::body::{BodyLimits, Edit};
 use crate::dice::Dice;
-use crate::exchange::{Course, Leg};
-use crate::fault::{Fault, LegName};
+use crate::exchange::{Course, Leg, Order};
+use crate::fault::{Fault, LegName, read_refusal};
 use crate::fleet::{Connector, Engine, Role, Worker};
 use crate::record::HandoffResult;
 
@@ -123,6 +125,21 @@ impl Plan {
             mode,
             result: HandoffResult::None,
         }
+    }
+
+    /// The prefill has answered: the decode leg is told what that gives it. `prefill` is what is known of the worker now.
+    pub fn hears(&mut self, answer: &Bytes, prefill: &Worker, limits: &BodyLimits) -> Reading {
+        let mut reading = self.deliver.read(answer, prefill, limits);
+        self.decode.append(&mut reading.edits);
+        reading
+    }
+
+    /// An engine refused the leg.
+    pub fn refused(&self, leg: Leg, status: u16, body: &[u8], retry_after: Option<String>) -> Fault {
+        let alone = self.course.order == Order::InTurn || self.mode.is_some();
+        let mut refusal = read_refusal(status, body, retry_after, alone);
+        refusal.lost_kv = leg == Leg::Decode && self.deliver.lost_kv(&refusal);
+        Fault::Refused { leg: self.course.name(leg), refusal }
     }
 
     /// A worker that is one rank of a vLLM engine gets its requests by the rank's number.

@@ -37,6 +37,7 @@ pub use whole::Whole;
 use smallvec::SmallVec;
 
 use crate::ask::Ask;
+use crate::breaker::{BreakerRule, Verdict};
 use crate::dice::Dice;
 use crate::fault::Fault;
 use crate::fleet::{Fleet, Seat};
@@ -102,6 +103,15 @@ impl Taken {
         if let Some(mark) = &mut self.mark {
             mark.keep();
         }
+    }
+
+    /// Its leg is over and says this of the worker.
+    pub fn judged(&mut self, verdict: Verdict, rule: &BreakerRule, now: Instant) {
+        if verdict == Verdict::Good {
+            self.computed();
+            self.seat.pulse.answers();
+        }
+        self.seat.pulse.record(verdict, rule, now);
     }
 
     /// It computes the prompt itself: the prefill that was chosen with it is not asked.

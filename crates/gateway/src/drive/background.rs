@@ -59,12 +59,7 @@ impl Drive {
                 () = called_off => (LegEnd::Dropped, Verdict::Mute, None),
             };
             drop(io);
-            let class = match end {
-                LegEnd::Done | LegEnd::Dropped => odd,
-                LegEnd::Failed => Some(Class::Transport),
-                LegEnd::TimedOut => Some(Class::Timeout),
-            };
-            if let Some(class) = class {
+            if let Some(class) = failed(end, odd) {
                 gateway.telemetry.background().prefill_failed(class);
             }
             let now = lane.clock.now();
@@ -163,6 +158,15 @@ impl ThrowAway {
     }
 }
 
+/// How a prefill failed that went on in the background. `odd`: what was wrong with a good answer.
+pub(crate) fn failed(end: LegEnd, odd: Option<Class>) -> Option<Class> {
+    match end {
+        LegEnd::Done | LegEnd::Dropped => odd,
+        LegEnd::Failed => Some(Class::Transport),
+        LegEnd::TimedOut => Some(Class::Timeout),
+    }
+}
+
 /// Reads a leg to its end. What became of it, what that says about its worker, and what was wrong with a good answer.
 async fn drained(io: &mut upstream::Leg, name: LegName, limit: Duration) -> (LegEnd, Verdict, Option<Class>) {
     match read_out(io, limit).await {
@@ -189,7 +193,7 @@ pub(super) async fn read_out(io: &mut upstream::Leg, limit: Duration) -> Option<
 }
 
 /// What the end of a leg says about its worker.
-pub(super) fn judged(event: &LegEvent, name: LegName) -> (LegEnd, Verdict) {
+pub(crate) fn judged(event: &LegEvent, name: LegName) -> (LegEnd, Verdict) {
     match event {
         LegEvent::Ended(_) | LegEvent::Answer(_) | LegEvent::Head(_) => (LegEnd::Done, Verdict::Good),
         LegEvent::Refused { status, body, retry_after } => {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use baton_core::ask::Api;
 use baton_core::body::Envelope;
-use baton_core::exchange::{Event, Failure, Handed, Leg, Order};
-use baton_core::fault::{Fault, LegName, read_refusal};
+use baton_core::exchange::{Event, Failure, Handed, Leg};
+use baton_core::fault::{Fault, LegName};
 use baton_core::fleet::Worker;
 use baton_core::handoff::{Edits, Plan};
 use baton_core::place::Taken;
@@ -25,7 +25,7 @@ pub(super) struct Held {
 }
 
 /// What the client sent, as far as legs are made of it.
-pub(super) struct Original<'a> {
+pub(crate) struct Original<'a> {
     pub api: Api,
     pub forward: &'a [(HeaderName, HeaderValue)],
     pub body: &'a Envelope,
@@ -44,17 +44,34 @@ impl Original<'_> {
     }
 }
 
+/// What a leg's event means for the exchange, if it is not one that brings something.
+pub(crate) fn meant(plan: &Plan, leg: Leg, event: LegEvent) -> Event {
+    let name = plan.course.name(leg);
+    let failed = |fault, delivered| Event::Failed(Failure { leg, fault, delivered });
+    match event {
+        LegEvent::Head(_) => Event::Head(leg),
+        LegEvent::Ended(_) | LegEvent::Answer(_) => Event::Ended(leg),
+        LegEvent::Refused { status, body, retry_after } => {
+            failed(plan.refused(leg, status, &body, retry_after), true)
+        }
+        LegEvent::Stale(lost) => {
+            let fault = Fault::Unreachable { leg: name, cause: lost.into() };
+            Event::Stale(Failure { leg, fault, delivered: true })
+        }
+        LegEvent::Unreachable(lost) => {
+            let delivered = lost.delivered;
+            failed(Fault::Unreachable { leg: name, cause: lost.into() }, delivered)
+        }
+        LegEvent::Broken(lost) => failed(Fault::Broken { leg: name, cause: lost.cause }, true),
+    }
+}
+
 impl Drive {
     pub(super) fn send(&mut self, leg: Leg) {
         self.now = self.lane.clock.now();
         let now = self.now;
         let (Some(plan), Some(taken)) = (&self.plan, &self.taken[leg as usize]) else { return };
-        let max_bytes = self.gateway.rules.exchange.prefill_answer_max_bytes;
-        let want = match leg {
-            Leg::Decode => Want::Relayed,
-            Leg::Prefill if plan.course.awaits_answer() => Want::Whole { max_bytes },
-            Leg::Prefill => Want::Drained,
-        };
+        let want = Want::of(leg, &plan.course, self.gateway.rules.exchange.prefill_answer_max_bytes);
         let rank = plan.ranks[leg as usize];
         let request = match leg {
             Leg::Prefill => self.request(&plan.prefill, &plan.request_id, rank),
@@ -125,7 +142,7 @@ impl Drive {
                 self.record.moments.prefill_done = Some(now);
                 let Some(prefill) = self.prefill_now() else { return Event::Ended(leg) };
                 let Some(plan) = &mut self.plan else { return Event::Ended(leg) };
-                let reading = plan.deliver.read(&answer, &prefill, &self.gateway.rules.answer);
+                let reading = plan.hears(&answer, &prefill, &self.gateway.rules.answer);
                 if let Some(why) = reading.why {
                     let then = match reading.handed {
                         Handed::Dead(_) => "the request ends",
@@ -133,7 +150,6 @@ impl Drive {
                     };
                     tracing::warn!(worker = prefill.url, why, then, "no hand-off");
                 }
-                plan.decode.extend(reading.edits);
                 self.record.handoff = reading.result;
                 self.joint = reading.prompt.map(|prompt| Joint::new(prompt, self.ask.stream));
                 self.answer = reading.answer;
@@ -143,32 +159,18 @@ impl Drive {
                 self.record.odd = gist.class();
                 Event::Ended(leg)
             }
-            LegEvent::Refused { status, body, retry_after } => {
-                let named = |p: &Plan| p.course.order == Order::InTurn || p.mode.is_some();
-                let alone = self.plan.as_ref().is_some_and(named);
-                let mut refusal = read_refusal(status, &body, retry_after, alone);
-                let deliver = self.plan.as_ref().map(|plan| &plan.deliver).filter(|_| leg == Leg::Decode);
-                refusal.lost_kv = deliver.is_some_and(|deliver| deliver.lost_kv(&refusal));
-                self.failure(leg, |leg| Fault::Refused { leg, refusal }, true)
-            }
-            LegEvent::Stale(lost) => {
-                match self.failure(leg, |leg| Fault::Unreachable { leg, cause: lost.into() }, true) {
-                    Event::Failed(failure) => Event::Stale(failure),
-                    other => other,
+            other => {
+                if matches!(other, LegEvent::Unreachable(_) | LegEvent::Broken(_)) {
+                    self.suspect(leg);
                 }
-            }
-            LegEvent::Unreachable(lost) => {
-                self.suspect(leg);
-                if let Some(taken) = self.taken[leg as usize].as_ref().filter(|_| !lost.delivered) {
+                if let LegEvent::Unreachable(lost) = &other
+                    && let Some(taken) = self.taken[leg as usize].as_ref().filter(|_| !lost.delivered)
+                {
                     // Nobody is there: whoever comes back remembers no prompts.
                     taken.seat.pulse.reborn();
                 }
-                let delivered = lost.delivered;
-                self.failure(leg, |leg| Fault::Unreachable { leg, cause: lost.into() }, delivered)
-            }
-            LegEvent::Broken(lost) => {
-                self.suspect(leg);
-                self.failure(leg, |leg| Fault::Broken { leg, cause: lost.cause }, true)
+                let Some(plan) = &self.plan else { return Event::Ended(leg) };
+                meant(plan, leg, other)
             }
         }
     }

@@ -108,11 +108,10 @@ impl Lingering {
         give_back(self.taken, &self.gateway);
         let fleet = self.gateway.registry.fleet();
         let prefill = fleet.seat(seat.slot).map_or(&seat.worker, |seat| &seat.worker);
-        let reading = self.plan.deliver.read(&answer, prefill, &self.gateway.rules.answer);
+        let reading = self.plan.hears(&answer, prefill, &self.gateway.rules.answer);
         if reading.handed != Handed::Over {
             return;
         }
-        self.plan.decode.extend(reading.edits);
         let handoff = Some(self.gateway.telemetry.background().issued());
         let edits = handoff::release_edits(&self.ask, &self.plan.decode);
         let original = Original { api: self.ask.api, forward: &self.forward, body: &self.body };

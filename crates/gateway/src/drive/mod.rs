@@ -5,12 +5,12 @@
 //! leaving, and ends or hands over every leg by the plan's rules.
 
 mod abort;
-mod background;
+pub(crate) mod background;
 mod explain;
 pub mod fan;
 pub use background::sweep;
 mod joint;
-mod legs;
+pub(crate) mod legs;
 mod linger;
 mod watch;
 
@@ -24,7 +24,6 @@ use std::task::{Context, Poll, ready};
 
 use baton_core::ask::Ask;
 use baton_core::body::Envelope;
-use baton_core::breaker::Verdict;
 use baton_core::dice::Dice;
 use baton_core::exchange::{Action, Event, Exchange, Ledger, Leg, Outcome};
 use baton_core::fault::{Fault, LegName};
@@ -253,11 +252,7 @@ impl Drive {
             Action::AskAbort(why) => self.ask_abort(why),
             Action::Judge(leg, verdict) => {
                 if let Some(taken) = &mut self.taken[leg as usize] {
-                    if verdict == Verdict::Good {
-                        taken.computed();
-                        taken.seat.pulse.answers();
-                    }
-                    taken.seat.pulse.record(verdict, &self.gateway.rules.breaker, self.now);
+                    taken.judged(verdict, &self.gateway.rules.breaker, self.now);
                 }
             }
             Action::Free(leg) => {
@@ -555,20 +550,7 @@ impl Drive {
     fn settle(&mut self, outcome: Outcome) {
         self.recall(outcome);
         let record = &mut self.record;
-        record.outcome = outcome;
-        record.moments.ended = self.now;
-        record.status = match (outcome, &self.told) {
-            (Outcome::ClientGone, _) if record.moments.first_byte.is_none() => Fault::ClientGone.status(),
-            (Outcome::Failed, Some(fault)) => fault.status(),
-            _ => record.status,
-        };
-        if outcome == Outcome::ClientGone {
-            record.code = Some(Fault::ClientGone.code());
-        }
-        record.retries_exhausted = outcome == Outcome::Failed
-            && record.attempts > 1
-            && !record.over_budget
-            && self.told.as_ref().is_some_and(|f| f.retry() == baton_core::fault::Retry::Safe);
+        record.settle(outcome, self.told.as_ref(), self.now);
         self.span.settle(record);
         self.gateway.telemetry.record(record);
         self.lane.recent.keep(record);

@@ -34,7 +34,7 @@ impl Drive {
 
     /// When the prefill has to have answered, where AIBrix's strategy gives it a time of its own.
     pub(super) fn prefill_due(&self) -> Option<Instant> {
-        let limit = self.routing.is_pd().then_some(self.routing.knobs.prefill_timeout)?;
+        let limit = self.routing.prefill_limit()?;
         let moments = &self.record.moments;
         let runs = self.legs[Leg::Prefill as usize].is_some() && moments.prefill_done.is_none();
         moments.prefill_sent.filter(|_| runs).map(|sent| sent.after(limit))

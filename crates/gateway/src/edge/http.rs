@@ -152,7 +152,7 @@ impl Desk {
                 record.moments.admitted = Some(now);
                 self.line.expect_end(now.after(self.gateway.rules.exchange.request_timeout));
                 record.routing = Some(routing.clone());
-                let forward = self.forwarded(&parts.headers);
+                let forward = forwarded(&parts.headers, self.gateway.api_key.is_some());
                 let line = Some(self.line.clone());
                 let explains = self.gateway.explains && explain::is_asked(&parts.headers);
                 Ok(Entry { ask, body, forward, record, routing, explains, permit: Some(permit), line })
@@ -229,36 +229,8 @@ impl Desk {
 
     /// The client's id if it is one that may stand in a header, else a fresh one.
     pub fn request_id(&self, prefix: &str, headers: &HeaderMap) -> String {
-        // Few headers came, so it is cheaper to look at each than to look each name up.
-        let names = &self.gateway.request_id_headers;
-        let rank = |name| names.iter().position(|n| n == name);
-        let given = headers.iter().filter_map(|(n, v)| Some((rank(n)?, v))).min_by_key(|(rank, _)| *rank);
-        let given = given.map(|(_, value)| value);
-        let given =
-            given.filter(|v| (1..=128).contains(&v.len()) && v.as_bytes().iter().all(u8::is_ascii_graphic));
-        if let Some(id) = given.and_then(|v| v.to_str().ok()) {
-            return id.to_owned();
-        }
-        self.lane.dice().id(prefix)
-    }
-
-    /// What the legs get of the client's headers. With a key of its own the gateway takes the client's
-    /// `Authorization` for itself; it never reaches an engine. `x-api-key` never does: no engine reads it, so
-    /// it can only be meant for a gateway. A header given several times is a list and stays one.
-    fn forwarded(&self, headers: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
-        let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();
-        for (name, value) in headers {
-            let passes = match name {
-                &header::AUTHORIZATION => {
-                    self.gateway.api_key.is_none() && !out.iter().any(|(seen, _)| seen == name)
-                }
-                name => FORWARDED.contains(&name.as_str()),
-            };
-            if passes {
-                out.push((name.clone(), value.clone()));
-            }
-        }
-        out
+        let given = given_id(&self.gateway.request_id_headers, headers);
+        given.map_or_else(|| self.lane.dice().id(prefix), str::to_owned)
     }
 
     /// The decode's head becomes the client's.
@@ -294,6 +266,34 @@ struct Admitted {
     body: Envelope,
     routing: Arc<Routing>,
     permit: Permit,
+}
+
+/// The client's own id of its request, if it may stand in a header. `names`: where it is looked for, in order.
+pub(crate) fn given_id<'a>(names: &[HeaderName], headers: &'a HeaderMap) -> Option<&'a str> {
+    // Few headers came, so it is cheaper to look at each than to look each name up.
+    let rank = |name| names.iter().position(|n| n == name);
+    let given = headers.iter().filter_map(|(n, v)| Some((rank(n)?, v))).min_by_key(|(rank, _)| *rank);
+    let given = given.map(|(_, value)| value);
+    let given =
+        given.filter(|v| (1..=128).contains(&v.len()) && v.as_bytes().iter().all(u8::is_ascii_graphic));
+    given.and_then(|value| value.to_str().ok())
+}
+
+/// What the legs get of the client's headers. A gateway with a key of its own takes the client's `Authorization` for
+/// itself; it never reaches an engine. `x-api-key` never does: no engine reads it, so it can only be meant for a gateway. A
+/// header given several times is a list and stays one.
+pub(crate) fn forwarded(headers: &HeaderMap, own_key: bool) -> Vec<(HeaderName, HeaderValue)> {
+    let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();
+    for (name, value) in headers {
+        let passes = match name {
+            &header::AUTHORIZATION => !own_key && !out.iter().any(|(seen, _)| seen == name),
+            name => FORWARDED.contains(&name.as_str()),
+        };
+        if passes {
+            out.push((name.clone(), value.clone()));
+        }
+    }
+    out
 }
 
 /// The route as the client wrote it: two routes may be one API.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use baton_core::fleet::{Engine, Role, Worker};
 use baton_core::handoff::{CTX_DP_RANK, CTX_INFO_ENDPOINT, OPAQUE_STATE};
+use http::StatusCode;
 use serde_json::Value;
 
 use super::get::Target;
@@ -29,9 +30,14 @@ pub fn tells_context(worker: &Worker) -> bool {
 pub async fn ask(target: &Target) -> BTreeMap<String, String> {
     let target = Target { timeout: target.timeout.min(PATIENCE), ..target.clone() };
     match target.get("/server_info").await {
-        Ok(reply) if reply.status.is_success() => context_labels(&reply.body),
-        _ => BTreeMap::new(),
+        Ok(reply) => said(reply.status, &reply.body),
+        Err(_) => BTreeMap::new(),
     }
+}
+
+/// What an answer of this status says.
+pub fn said(status: StatusCode, body: &[u8]) -> BTreeMap<String, String> {
+    if status.is_success() { context_labels(body) } else { BTreeMap::new() }
 }
 
 /// What a `/server_info` page says, as labels; none if it does not say all that is needed.

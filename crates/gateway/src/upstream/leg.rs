@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use baton_core::abort::Gist;
 use baton_core::ask::Api;
+use baton_core::exchange::{self, Course};
 use baton_core::fleet::Seat;
 use baton_core::time::Instant;
 use bytes::{Bytes, BytesMut};
@@ -86,6 +87,17 @@ pub enum Want {
     Drained,
     /// Left for [`Leg::poll_body`].
     Relayed,
+}
+
+impl Want {
+    /// Of a leg of such a plan.
+    pub fn of(leg: exchange::Leg, course: &Course, max_bytes: usize) -> Want {
+        match leg {
+            exchange::Leg::Decode => Want::Relayed,
+            exchange::Leg::Prefill if course.awaits_answer() => Want::Whole { max_bytes },
+            exchange::Leg::Prefill => Want::Drained,
+        }
+    }
 }
 
 /// The head of a good answer.

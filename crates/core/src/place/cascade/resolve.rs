@@ -15,6 +15,7 @@ use super::words::{Named, Ways};
 use crate::ask::Ask;
 use crate::fault::Fault;
 use crate::fleet::Fleet;
+use crate::time::Duration;
 
 /// What AIBrix's settings come to for one request.
 #[derive(Clone, Debug)]
@@ -42,6 +43,11 @@ impl Routing {
     /// Goes through the cascade.
     pub fn is_pd(&self) -> bool {
         self.ways.as_ref().is_some_and(Ways::is_pd)
+    }
+
+    /// How long a prefill may take, where AIBrix's strategy gives it a time of its own.
+    pub fn prefill_limit(&self) -> Option<Duration> {
+        self.is_pd().then_some(self.knobs.prefill_timeout)
     }
 }
 

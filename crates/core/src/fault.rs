@@ -122,6 +122,14 @@ pub enum Fault {
     UnknownStrategy {
         name: String,
     },
+    /// The client's `external-filter` is no label selector.
+    BadFilter {
+        reason: String,
+    },
+    /// Workers could serve, and the client's `external-filter` selects none of them.
+    FilteredOut {
+        selector: String,
+    },
     /// A strategy of AIBrix's finds nobody. The reason is in the words of its page or its source.
     Unroutable {
         reason: String,
@@ -310,6 +318,8 @@ impl Fault {
             Fault::NoWorker { .. } => "no_available_workers",
             Fault::NoPair { .. } => "no_compatible_pd_pair",
             Fault::UnknownStrategy { .. } => "incorrect_routing_strategy",
+            Fault::BadFilter { .. } => "invalid_external_filter",
+            Fault::FilteredOut { .. } => "external_filter_selects_nobody",
             Fault::Unroutable { .. } => "service_unavailable",
             Fault::Shed { .. } => "worker_overload_protection_shed",
             Fault::Refused { leg, refusal } => refused_code(*leg, refusal),
@@ -353,6 +363,7 @@ impl Fault {
             | Fault::MoriioRequestId
             | Fault::ZeroTokens
             | Fault::UnknownStrategy { .. }
+            | Fault::BadFilter { .. }
             | Fault::BodyBroken => 400,
             Fault::Unauthorized { .. } => 401,
             Fault::UnknownUrl { .. } | Fault::ModelNotFound { .. } => 404,
@@ -369,6 +380,7 @@ impl Fault {
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
             | Fault::Unroutable { .. }
+            | Fault::FilteredOut { .. }
             | Fault::Shed { .. }
             | Fault::TrtContext
             | Fault::MoriioPair { .. } => 503,
@@ -387,9 +399,11 @@ impl Fault {
             | Fault::Broken { leg: LegName::Prefill, .. }
             | Fault::Deadline { leg: LegName::Prefill, .. }
             | Fault::MoriioHandoff { .. } => "x-error-pd-prefill",
-            Fault::UnknownStrategy { .. } | Fault::Unroutable { .. } => "x-error-routing",
+            Fault::UnknownStrategy { .. } | Fault::BadFilter { .. } | Fault::Unroutable { .. } => {
+                "x-error-routing"
+            }
             Fault::InvalidJson { .. } | Fault::RepeatedMember { .. } => "x-error-request-body-processing",
-            Fault::NoWorker { .. } => "x-error-no-model-backends",
+            Fault::NoWorker { .. } | Fault::FilteredOut { .. } => "x-error-no-model-backends",
             Fault::ModelNotFound { model, .. } => {
                 return Some(("x-error-no-model-backends", model.clone().into()));
             }
@@ -416,6 +430,7 @@ impl Fault {
                 a.param = Some((*param).to_owned())
             }
             Fault::ZeroTokens => a.param = Some("max_tokens".to_owned()),
+            Fault::BadFilter { .. } => a.param = Some("external-filter".to_owned()),
             Fault::ModelNotFound { .. } => a.param = Some("model".to_owned()),
             Fault::MethodNotAllowed { allow } => a.allow = Some(allow),
             Fault::Unauthorized { given } => {

@@ -26,6 +26,7 @@ pub mod preflight;
 pub mod prompt;
 pub mod record;
 pub mod retry;
+pub mod selector;
 pub mod size;
 pub mod sse;
 pub mod time;

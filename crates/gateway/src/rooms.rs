@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use baton_core::fleet::Worker;
-use baton_core::place::{Queue, Ticket};
+use baton_core::place::{Queue, Ticket, Want};
 
 /// A waiter looks again at least this often.
 pub const LOOK: Duration = Duration::from_millis(250);
@@ -65,15 +65,15 @@ impl Rooms {
     }
 
     /// Would a request that comes now overtake one that waits?
-    pub fn must_wait(&self, model: Option<&str>, rooms: u32) -> bool {
-        self.waiting() > 0 && self.queue().must_wait(model, rooms)
+    pub fn must_wait(&self, want: Want<'_>) -> bool {
+        self.waiting() > 0 && self.queue().must_wait(want)
     }
 
     /// A place at the end of the line. `None`: the line is full.
-    pub fn enter(self: &Arc<Rooms>, model: Option<&str>, rooms: u32) -> Option<Place> {
+    pub fn enter(self: &Arc<Rooms>, want: Want<'_>) -> Option<Place> {
         let bell = Arc::new(Bell::default());
         let mut queue = self.queue();
-        let ticket = queue.enter(model, rooms, bell.clone())?;
+        let ticket = queue.enter(want, bell.clone())?;
         self.waiting.store(queue.len(), Ordering::Release);
         Some(Place { rooms: self.clone(), ticket, bell })
     }
@@ -116,9 +116,9 @@ mod tests {
         let rooms = Arc::new(Rooms::new(Duration::from_secs(1)));
         let worker = Worker::new("1", "http://h:1", Role::Decode);
         rooms.freed(&worker);
-        let first = rooms.enter(Some("m"), 1).unwrap();
-        let second = rooms.enter(Some("m"), 1).unwrap();
-        assert!(rooms.must_wait(Some("m"), 1) && !rooms.must_wait(Some("x"), 1));
+        let first = rooms.enter(Want::of(Some("m"), 1)).unwrap();
+        let second = rooms.enter(Want::of(Some("m"), 1)).unwrap();
+        assert!(rooms.must_wait(Want::of(Some("m"), 1)) && !rooms.must_wait(Want::of(Some("x"), 1)));
         let cx = Context::from_waker(Waker::noop());
         assert!(!first.bell.poll(&cx));
         rooms.freed(&worker);

@@ -18,6 +18,7 @@ impl Fault {
             | Fault::NoWorker { .. }
             | Fault::NoPair { .. }
             | Fault::Unroutable { .. }
+            | Fault::FilteredOut { .. }
             | Fault::Shed { .. }
             | Fault::QueueFull { .. }
             | Fault::QueueTimeout { .. }
@@ -41,6 +42,7 @@ impl Fault {
             | Fault::ModelNotFound { .. }
             | Fault::ZeroTokens
             | Fault::UnknownStrategy { .. }
+            | Fault::BadFilter { .. }
             | Fault::ClientGone => self.of_the_request(),
         }
     }
@@ -82,6 +84,10 @@ impl Fault {
                 let known: Vec<&str> = Way::ALL.into_iter().map(Way::as_str).collect();
                 format!("incorrect routing strategy {name}. Served are: {}.", known.join(", "))
             }
+            Fault::BadFilter { reason } => format!(
+                "filter pods by label selector failed: {reason}. Send external-filter as a Kubernetes label \
+                 selector, like tier=gold,zone in (a,b)."
+            ),
             Fault::ModelNotFound { model, known } => {
                 format!("The model `{model}` does not exist. Models served here: {known}.")
             }
@@ -107,6 +113,10 @@ impl Fault {
             Fault::NoPair { detail } => {
                 format!("No prefill/decode pair shares a KV transfer protocol: {detail}")
             }
+            Fault::FilteredOut { selector } => format!(
+                "no ready pods for routing: workers serve the model, and external-filter {selector:?} selects none \
+                 of those that are well. Widen it, or look at the workers' labels (GET /workers)."
+            ),
             Fault::Unroutable { reason } => format!("error on selecting target pod: {reason}"),
             Fault::Shed { leg, widest: None, .. } => {
                 format!("Every {} worker runs as many requests as it can. Try again later.", leg.as_str())

@@ -15,6 +15,7 @@ mod legwise;
 mod policy;
 mod queue;
 pub mod receipt;
+pub mod sieve;
 mod sizes;
 mod telling;
 mod tuning;
@@ -23,13 +24,13 @@ mod wait;
 mod warm;
 pub mod whole;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
 pub use cascade::Cascade;
 pub use legwise::Legwise;
 pub use policy::{Policy, PolicyName};
-pub use queue::{Queue, Ticket};
+pub use queue::{Queue, Ticket, Want};
 pub use tuning::{Assignment, Tuning};
 pub use wait::{LoadMetric, Overload, Reports};
 pub use whole::Whole;
@@ -160,12 +161,15 @@ pub struct Look<'a> {
     pub routing: Option<&'a Routing>,
     /// Where the decision writes down what it looked at. Off, unless somebody will read it.
     pub receipt: RefCell<Receipt>,
+    /// Whom the client's filter selects, once somebody asked. Never asked for where there is none.
+    pub passing: OnceCell<sieve::Slots>,
 }
 
 impl<'a> Look<'a> {
     /// A first look, of which nobody keeps the receipt.
     pub fn new(fleet: &'a Fleet, ask: &'a Ask, now: Instant) -> Look<'a> {
-        Look { fleet, ask, tried: &[], now, routing: None, receipt: RefCell::new(Receipt::off()) }
+        let (receipt, passing) = (RefCell::new(Receipt::off()), OnceCell::new());
+        Look { fleet, ask, tried: &[], now, routing: None, receipt, passing }
     }
 
     /// Another try after these slots.
@@ -206,15 +210,49 @@ impl<'a> Look<'a> {
         rooms(self.ask)
     }
 
-    /// Serves the model, and is well. Says nothing about room.
+    /// Serves the model, is well, and is not what the client excludes. Says nothing about room.
     fn fits(&self, seat: &Seat) -> bool {
+        self.can_serve(seat) && self.lets(seat)
+    }
+
+    fn can_serve(&self, seat: &Seat) -> bool {
         seat.worker.serves(self.ask.model.as_deref()) && seat.pulse.available(self.now)
+    }
+
+    /// The client's filter, if it sent one.
+    fn sieve(&self) -> Option<&'a sieve::Sieve> {
+        self.routing.and_then(|routing| routing.sieve.as_deref())
+    }
+
+    /// Does the client's filter select the worker? Everybody, if it sent none.
+    fn lets(&self, seat: &Seat) -> bool {
+        self.sieve().is_none_or(|sieve| {
+            let passing = self.passing.get_or_init(|| sieve.passing(self.fleet));
+            passing.binary_search(&seat.slot).is_ok()
+        })
+    }
+
+    /// # Errors
+    /// [`Fault::FilteredOut`] if workers could serve the request, and the client's filter selects none of them.
+    fn filter_leaves_some(&self) -> Result<(), Miss> {
+        let Some(sieve) = self.sieve() else { return Ok(()) };
+        let mut well = self.fleet.seats().filter(|seat| self.can_serve(seat)).peekable();
+        if well.peek().is_none() || well.any(|seat| self.lets(seat)) {
+            return Ok(());
+        }
+        Err(Miss::Nobody(Fault::FilteredOut { selector: sieve.text.clone() }))
     }
 }
 
 /// How many sequences the request makes on the worker that decodes: one for each sample of each prompt.
 pub fn rooms(ask: &Ask) -> u32 {
     ask.n.max(1).saturating_mul(ask.batch.unwrap_or(1).max(1))
+}
+
+/// What the request waits for where all windows are full.
+pub fn want<'a>(ask: &'a Ask, routing: &'a Routing) -> Want<'a> {
+    let filter = routing.sieve.as_deref().map(|sieve| sieve.text.as_str());
+    Want { model: ask.model.as_deref(), rooms: rooms(ask), filter }
 }
 
 /// How workers are chosen.
@@ -233,18 +271,22 @@ impl Strategy {
     /// Chooses workers and takes places on them. Writes to the look's receipt as it goes.
     ///
     /// # Errors
-    /// [`Miss::Full`] if only windows are in the way. Otherwise [`Fault::ModelNotFound`],
+    /// [`Miss::Full`] if only windows are in the way. Otherwise [`Fault::ModelNotFound`], [`Fault::FilteredOut`],
     /// [`Fault::NoWorker`] naming the leg, [`Fault::NoPair`] naming what differs, [`Fault::Shed`] for a
     /// request that is wider than every window, or [`Fault::Unroutable`] in AIBrix's words.
     pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         look.telling(|receipt| {
             receipt.prompt = receipt.is_on().then(|| look.ask.prompt.size());
         });
-        match self {
+        let left = look.filter_leaves_some();
+        let nobody_is_left = left.is_err();
+        let placed = left.and_then(|()| match self {
             Strategy::Legwise(legwise) => legwise.place(look, dice),
             Strategy::Cascade(cascade) => cascade.place(look, dice),
             Strategy::Whole(whole) => whole.place(look, dice),
-        }
+        });
+        telling::filtered(look, self, nobody_is_left);
+        placed
     }
 
     /// This worker has the whole prompt, as far as anybody who knows it says.

@@ -2,7 +2,8 @@
 //!
 //! Requests that found no room stand in line, one line a model. A waiter is not overtaken by a later one of
 //! its line that needs as many rooms or more; one that needs fewer may pass, so that a wide request does not
-//! keep rooms empty that it cannot use (SMG 1.13). The lines are bounded together.
+//! keep rooms empty that it cannot use (SMG 1.13). One whose client leaves it other workers to choose from
+//! (`external-filter`) waits for other rooms, so neither holds the other up. The lines are bounded together.
 //!
 //! Decides only: the shell keeps the time, holds the queue behind a lock, and wakes. In this order no
 //! wake-up is lost: a lease goes back first, then [`Queue::next`] is asked; a request enters first, then
@@ -27,7 +28,24 @@ pub struct Queue<W> {
 struct Waiter<W> {
     number: u64,
     rooms: u32,
+    filter: Option<String>,
     waker: W,
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Want<'a> {
+    pub model: Option<&'a str>,
+    pub rooms: u32,
+    /// The selector by which its client leaves workers out.
+    pub filter: Option<&'a str>,
+}
+
+impl<'a> Want<'a> {
+    /// Of a request that any worker may serve.
+    pub fn of(model: Option<&'a str>, rooms: u32) -> Want<'a> {
+        Want { model, rooms, filter: None }
+    }
 }
 
 /// A place in the queue.
@@ -53,22 +71,22 @@ impl<W> Queue<W> {
     }
 
     /// Would a request that comes now overtake one that waits? Then it has to enter before it tries.
-    pub fn must_wait(&self, model: Option<&str>, rooms: u32) -> bool {
-        self.lines
-            .get(model.unwrap_or_default())
-            .is_some_and(|line| line.iter().any(|waiter| waiter.rooms <= rooms))
+    pub fn must_wait(&self, want: Want<'_>) -> bool {
+        let before = |w: &Waiter<W>| w.rooms <= want.rooms && w.filter.as_deref() == want.filter;
+        self.lines.get(want.model.unwrap_or_default()).is_some_and(|line| line.iter().any(before))
     }
 
     /// A place at the end of the model's line. `None`: the queue is full, refuse at once.
-    pub fn enter(&mut self, model: Option<&str>, rooms: u32, waker: W) -> Option<Ticket> {
+    pub fn enter(&mut self, want: Want<'_>, waker: W) -> Option<Ticket> {
         if self.waiting >= self.limit {
             return None;
         }
         self.waiting += 1;
         self.last += 1;
-        let (model, number) = (model.unwrap_or_default().to_owned(), self.last);
+        let (model, number) = (want.model.unwrap_or_default().to_owned(), self.last);
         let line = self.lines.entry(model.clone()).or_default();
-        line.push_back(Waiter { number, rooms, waker });
+        let filter = want.filter.map(str::to_owned);
+        line.push_back(Waiter { number, rooms: want.rooms, filter, waker });
         Some(Ticket { model, number })
     }
 
@@ -101,13 +119,13 @@ impl<W> Queue<W> {
 
 /// Those of a line that overtake nobody: the first, and each that needs less than all before it.
 fn first<W>(line: &VecDeque<Waiter<W>>) -> impl Iterator<Item = &Waiter<W>> {
-    let mut fewest = u32::MAX;
-    let least = move |waiter: &&Waiter<W>| {
-        let first = waiter.rooms < fewest;
-        fewest = fewest.min(waiter.rooms);
-        first
-    };
-    line.iter().filter(least)
+    let mut fewest: BTreeMap<Option<&str>, u32> = BTreeMap::new();
+    line.iter().filter_map(move |waiter| {
+        let fewest = fewest.entry(waiter.filter.as_deref()).or_insert(u32::MAX);
+        let first = waiter.rooms < *fewest;
+        *fewest = waiter.rooms.min(*fewest);
+        first.then_some(waiter)
+    })
 }
 
 #[cfg(test)]
@@ -116,7 +134,8 @@ mod tests {
 
     fn queue(rooms: &[u32]) -> (Queue<usize>, Vec<Ticket>) {
         let mut queue = Queue::new(100);
-        let tickets = rooms.iter().enumerate().map(|(i, n)| queue.enter(Some("m"), *n, i).unwrap()).collect();
+        let tickets =
+            rooms.iter().enumerate().map(|(i, n)| queue.enter(Want::of(Some("m"), *n), i).unwrap()).collect();
         (queue, tickets)
     }
 
@@ -130,7 +149,7 @@ mod tests {
         assert_eq!(next(&queue), [0, 2, 4]);
         let may: Vec<bool> = tickets.iter().map(|t| queue.may_try(t)).collect();
         assert_eq!(may, [true, false, true, false, true, false]);
-        assert!(queue.must_wait(Some("m"), 1) && !queue.must_wait(Some("x"), 1));
+        assert!(queue.must_wait(Want::of(Some("m"), 1)) && !queue.must_wait(Want::of(Some("x"), 1)));
     }
 
     #[test]
@@ -145,14 +164,29 @@ mod tests {
     }
 
     #[test]
+    fn filters_do_not_wait_for_each_other() {
+        let mut queue = Queue::new(9);
+        let want = |rooms, filter| Want { filter, ..Want::of(Some("m"), rooms) };
+        let wants = [(2, Some("a")), (2, None), (2, Some("a")), (1, Some("b")), (1, None)];
+        let tickets: Vec<Ticket> = (0..)
+            .zip(wants)
+            .map(|(i, (rooms, filter))| queue.enter(want(rooms, filter), i).unwrap())
+            .collect();
+        assert_eq!(next(&queue), [0, 1, 3, 4]);
+        assert!(queue.must_wait(want(2, Some("a"))) && queue.must_wait(want(1, None)));
+        assert!(!queue.must_wait(want(1, Some("a"))) && !queue.must_wait(want(9, Some("c"))));
+        assert_eq!(queue.leave(&tickets[0]).copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
+    }
+
+    #[test]
     fn models_do_not_wait_for_each_other() {
         let mut queue = Queue::new(3);
-        let a = queue.enter(Some("a"), 1, 'a').unwrap();
-        let _ = queue.enter(Some("b"), 1, 'b').unwrap();
-        let _ = queue.enter(None, 1, '-').unwrap();
+        let a = queue.enter(Want::of(Some("a"), 1), 'a').unwrap();
+        let _ = queue.enter(Want::of(Some("b"), 1), 'b').unwrap();
+        let _ = queue.enter(Want::of(None, 1), '-').unwrap();
         assert_eq!(queue.next(|model| model == "b").collect::<String>(), "-b");
-        assert!(queue.enter(Some("c"), 1, 'c').is_none(), "the lines are bounded together");
+        assert!(queue.enter(Want::of(Some("c"), 1), 'c').is_none(), "the lines are bounded together");
         assert_eq!(queue.leave(&a).count(), 0);
-        assert!(queue.enter(Some("c"), 1, 'c').is_some());
+        assert!(queue.enter(Want::of(Some("c"), 1), 'c').is_some());
     }
 }

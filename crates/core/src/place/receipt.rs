@@ -100,6 +100,13 @@ impl Receipt {
         }
     }
 
+    /// A step that came before all that are written. The detail is made only if it is kept.
+    pub fn first(&mut self, name: &'static str, fired: bool, detail: impl FnOnce() -> String) {
+        if self.on {
+            self.steps.insert(0, Step { name, fired, detail: detail() });
+        }
+    }
+
     /// A step and what came of it. The detail is made only if it is kept.
     pub fn step(&mut self, name: &'static str, fired: bool, detail: impl FnOnce() -> String) {
         if self.on {

@@ -9,7 +9,7 @@ use baton_core::ask::Ask;
 use baton_core::dice::Dice;
 use baton_core::fault::{Fault, LegName};
 use baton_core::fleet::{Fleet, FleetChange, Role, Seat};
-use baton_core::place::{Look, Miss, Placement, PolicyName, Queue, Strategy, partner};
+use baton_core::place::{Look, Miss, Placement, PolicyName, Queue, Strategy, Want, partner};
 use proptest::prelude::*;
 
 use crate::yard::{POLICIES, RESTED, fleet, ids, seat, strategy, wide};
@@ -178,14 +178,14 @@ impl Door {
     fn serve(&self, rooms: u32, dice: &mut Dice) {
         let (ask, (wake, woken)) = (wide(None, rooms), mpsc::channel());
         let mut ticket = None;
-        let must_wait = self.queue.lock().unwrap().must_wait(None, rooms);
+        let must_wait = self.queue.lock().unwrap().must_wait(Want::of(None, rooms));
         let mut placed = if must_wait { None } else { place(&self.fleet, &self.strategy, &ask, dice).ok() };
         while placed.is_none() {
             let mut queue = self.queue.lock().unwrap();
             let mut try_at_once = false;
             let own = ticket.get_or_insert_with(|| {
                 try_at_once = true;
-                queue.enter(None, rooms, wake.clone()).unwrap()
+                queue.enter(Want::of(None, rooms), wake.clone()).unwrap()
             });
             try_at_once &= queue.may_try(own);
             drop(queue);
@@ -248,9 +248,9 @@ proptest! {
                 .map(|(_, (number, ..))| *number)
                 .collect();
             prop_assert_eq!(queue.next(|_| false).copied().collect::<Vec<_>>(), first.clone());
-            prop_assert_eq!(queue.must_wait(None, rooms), waiting.iter().any(|(_, r, _)| *r <= rooms));
+            prop_assert_eq!(queue.must_wait(Want::of(None, rooms)), waiting.iter().any(|(_, r, _)| *r <= rooms));
             match step {
-                0 => match queue.enter(None, rooms, number) {
+                0 => match queue.enter(Want::of(None, rooms), number) {
                     Some(ticket) => waiting.push((number, rooms, ticket)),
                     None => prop_assert_eq!(waiting.len(), 12),
                 },

@@ -288,7 +288,7 @@ impl Drive {
     fn queue(&mut self) {
         let rooms = &self.gateway.rooms;
         if self.place_in_line.is_none() {
-            let place = rooms.enter(self.ask.model.as_deref(), place::rooms(&self.ask));
+            let place = rooms.enter(place::want(&self.ask, &self.routing));
             match place.filter(|_| !rooms.wait.is_zero()) {
                 Some(place) => self.place_in_line = Some(place),
                 None => return self.pending.push_back(Event::QueueOver),
@@ -341,9 +341,9 @@ impl Drive {
     fn place(&mut self) -> Event {
         let (gateway, now) = (self.gateway.clone(), self.now);
         if self.place_in_line.is_none() {
-            let (model, rooms) = (self.ask.model.as_deref(), place::rooms(&self.ask));
-            if gateway.rooms.must_wait(model, rooms) {
-                return Event::Full(Fault::Shed { leg: LegName::Decode, rooms, widest: None });
+            let want = place::want(&self.ask, &self.routing);
+            if gateway.rooms.must_wait(want) {
+                return Event::Full(Fault::Shed { leg: LegName::Decode, rooms: want.rooms, widest: None });
             }
         }
         let fleet = gateway.registry.fleet();

@@ -33,7 +33,9 @@ fn hear_key(names: &[HeaderName], headers: &HeaderMap, hints: &mut Hints) {
 pub fn wishes(headers: &HeaderMap) -> Option<Box<Wishes>> {
     let mut found: Option<Box<Wishes>> = None;
     for wish in Wish::ALL {
-        if let Some(value) = headers.get(wish.header()) {
+        // Where a header may be a list, each of its values counts.
+        let most = if wish == Wish::Filter { usize::MAX } else { 1 };
+        for value in headers.get_all(wish.header()).iter().take(most) {
             found.get_or_insert_default().hear(wish, value.as_bytes());
         }
     }

@@ -227,3 +227,40 @@ async fn a_pair_serves_no_strategy_that_needs_one_worker() {
     assert_eq!(reply.header("x-error-routing"), "true");
     house.close().await;
 }
+
+/// Half of the workers are in tier `gold`.
+fn tiers() -> impl FnMut(&mut Spec) + Send + 'static {
+    let mut count = 0;
+    move |spec| {
+        let tier = if count % 2 == 0 { "gold" } else { "iron" };
+        let labels = [("pod_name", format!("{tier}-{count}")), ("tier", tier.to_owned())];
+        spec.labels.insert("model.aibrix.ai/name".to_owned(), "sim".to_owned());
+        spec.labels.extend(labels.map(|(name, value)| (name.to_owned(), value)));
+        count += 1;
+    }
+}
+
+#[tokio::test]
+async fn a_clients_filter_keeps_its_requests_to_workers_that_it_selects_and_reaches_no_engine() {
+    let house = whole(4).registered(tiers()).open().await;
+    for strategy in ["", "random", "least-request", "prefix-cache,least-request"] {
+        for (filter, tier) in [("tier=iron", "iron-"), ("tier notin (iron, lead)", "gold-")] {
+            for at in 0..4 {
+                let headers = [("external-filter", filter), ("routing-strategy", strategy)];
+                let sent = if strategy.is_empty() { &headers[..1] } else { &headers[..] };
+                let reply = ask(at).post_with(house.address, sent).await;
+                ask(at).check(&reply);
+                let pod = reply.header("target-pod");
+                assert!(pod.starts_with(tier), "{strategy} {filter}: {pod}");
+            }
+        }
+    }
+    let nobody = ask(0).post_with(house.address, &[("external-filter", "tier=lead")]).await;
+    assert_eq!(nobody.error(), (503, "external_filter_selects_nobody".into()));
+    assert_eq!(nobody.header("x-error-no-model-backends"), "true");
+    let wrong = ask(0).post_with(house.address, &[("external-filter", "tier in gold")]).await;
+    assert_eq!(wrong.error(), (400, "invalid_external_filter".into()));
+    assert_eq!(wrong.header("x-error-routing"), "true");
+    assert!(wrong.text().contains("found \\\"gold\\\" where"), "{}", wrong.text());
+    house.close().await;
+}

@@ -3,7 +3,8 @@
 //! Worked out once for each request and carried with it, so that what outlives the request, and every retry, still
 //! goes by its own values. Precedence of the strategy: `lockedRoutingStrategy`, the header `routing-strategy`, the
 //! profile's `routingStrategy`, `ROUTING_ALGORITHM`; of every knob: the profile, the environment, the default. A model
-//! whose config says `authoritativeRoutingPolicy` does not hear its clients.
+//! whose config says `authoritativeRoutingPolicy` does not hear its clients. A client's `external-filter` counts whoever
+//! serves the request: a restriction that is ignored without a word is worse than none.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use super::words::{Named, Ways};
 use crate::ask::Ask;
 use crate::fault::Fault;
 use crate::fleet::Fleet;
+use crate::place::sieve::Sieve;
+use crate::selector::BadSelector;
 use crate::time::Duration;
 
 /// What AIBrix's settings come to for one request.
@@ -31,13 +34,23 @@ pub struct Routing {
     pub knobs: Arc<Knobs>,
     /// The session that the request belongs to.
     pub session_key: Option<String>,
+    /// Only workers that the client's filter selects may serve. `None`: any.
+    pub sieve: Option<Arc<Sieve>>,
 }
 
 impl Routing {
     /// Of a request about which nobody says anything.
     pub fn plain(knobs: &Arc<Knobs>) -> Routing {
         let knobs = knobs.clone();
-        Routing { ways: None, profile: None, auto: false, hidden: false, knobs, session_key: None }
+        Routing {
+            ways: None,
+            profile: None,
+            auto: false,
+            hidden: false,
+            knobs,
+            session_key: None,
+            sieve: None,
+        }
     }
 
     /// Goes through the cascade.
@@ -54,8 +67,8 @@ impl Routing {
 /// What the request gets, by this picture of the fleet.
 ///
 /// # Errors
-/// [`Fault::UnknownStrategy`] for a name that nobody knows, whoever gave it; [`Fault::Unroutable`] for a profile of
-/// the cascade that names an unknown decode policy.
+/// [`Fault::UnknownStrategy`] for a name that nobody knows, whoever gave it; [`Fault::BadFilter`] for a filter that is no
+/// selector; [`Fault::Unroutable`] for a profile of the cascade that names an unknown decode policy.
 pub fn resolve(fleet: &Fleet, ask: &Ask, knobs: &Arc<Knobs>) -> Result<Routing, Fault> {
     let config = fleet.yard().config(ask.model.as_deref());
     let mut routing = Routing::plain(knobs);
@@ -64,6 +77,10 @@ pub fn resolve(fleet: &Fleet, ask: &Ask, knobs: &Arc<Knobs>) -> Result<Routing, 
     let wishes = ask.wishes.as_deref();
     routing.session_key = wishes.and_then(|w| w.session_key.clone());
     let heard = wishes.filter(|_| !authoritative);
+    if let Some(text) = heard.and_then(|w| w.filter.as_deref()) {
+        let bad = |bad: BadSelector| Fault::BadFilter { reason: bad.to_string() };
+        routing.sieve = Sieve::of(text).map_err(bad)?;
+    }
     let wanted = heard.and_then(|w| w.profile.as_deref());
     let found = config.and_then(|config| {
         let fits = wanted

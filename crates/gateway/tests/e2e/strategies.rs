@@ -147,7 +147,8 @@ async fn engines_see_nothing_of_what_clients_say_about_routing() {
         ("config-profile", "a"),
         ("x-aibrix-session-key", "key"),
         ("x-session-id", "MTAuMC4wLjE6ODAwMA=="),
-        ("external-filter", "a=b"),
+        ("external-filter", "!a"),
+        ("user", "somebody"),
         ("target-pod", "10.0.0.1:80"),
     ];
     ask(0).check(&ask(0).post_with(house.address, &headers).await);
@@ -241,7 +242,7 @@ fn tiers() -> impl FnMut(&mut Spec) + Send + 'static {
 }
 
 #[tokio::test]
-async fn a_clients_filter_keeps_its_requests_to_workers_that_it_selects_and_reaches_no_engine() {
+async fn a_clients_filter_keeps_its_requests_to_workers_that_it_selects() {
     let house = whole(4).registered(tiers()).open().await;
     for strategy in ["", "random", "least-request", "prefix-cache,least-request"] {
         for (filter, tier) in [("tier=iron", "iron-"), ("tier notin (iron, lead)", "gold-")] {

@@ -30,6 +30,7 @@ pub mod selector;
 pub mod size;
 pub mod sse;
 pub mod time;
+pub mod tokenize;
 pub mod watchdog;
 pub mod wishes;
 pub mod zmtp;

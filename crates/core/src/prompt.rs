@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 use crate::ask::Api;
 use crate::body::{Envelope, scalar};
 use crate::size::{Measure, Size, Unknown};
+use crate::tokenize::{self, Question};
 
 /// Bytes of text that count as one token where nothing better is known.
 pub const TOKEN_BYTES: usize = 4;
@@ -54,6 +55,8 @@ pub struct Prompt {
     measure: Option<Arc<Measure>>,
     size: OnceLock<Size>,
     ids: OnceLock<Result<Arc<[u32]>, Unknown>>,
+    /// What an engine said when it was asked, or why it said nothing.
+    told: Option<Result<Arc<[u32]>, Unknown>>,
     /// What policies look at instead of the body, as the client wants it.
     stand_in: Option<Box<[u32]>>,
 }
@@ -103,6 +106,7 @@ impl Prompt {
             measure: None,
             size: OnceLock::new(),
             ids: OnceLock::new(),
+            told: None,
             stand_in: None,
         }
     }
@@ -117,6 +121,31 @@ impl Prompt {
         self.measure = Some(measure.clone());
         self.size = OnceLock::new();
         self.ids = OnceLock::new();
+    }
+
+    /// What to ask an engine about it.
+    ///
+    /// # Errors
+    /// Why it is not asked.
+    pub fn question(&self) -> Result<Question, Unknown> {
+        tokenize::question(self.api, &self.body)
+    }
+
+    /// An engine was asked, and these are its tokens; or why it did not say.
+    pub fn tell(&mut self, told: Result<Arc<[u32]>, Unknown>) {
+        (self.size, self.ids, self.told) = (OnceLock::new(), OnceLock::new(), Some(told));
+    }
+
+    /// What came of asking an engine, if one was to be asked.
+    pub fn told(&self) -> Option<&Result<Arc<[u32]>, Unknown>> {
+        self.told.as_ref()
+    }
+
+    /// It is the same as the other one, which an engine was asked about.
+    pub fn told_as(&mut self, other: &Prompt) {
+        if let Some(told) = &other.told {
+            self.tell(told.clone());
+        }
     }
 
     /// How many tokens it is: the one place that says so. Worked out when it is first asked for.
@@ -141,7 +170,8 @@ impl Prompt {
 
     /// How many tokens the chat template made of it, if that was asked for.
     pub(crate) fn templated(&self) -> Option<usize> {
-        let made = self.ids.get().filter(|_| self.api == Api::Chat)?;
+        let by_template = self.api == Api::Chat && !matches!(self.told, Some(Ok(_)));
+        let made = self.ids.get().filter(|_| by_template)?;
         made.as_ref().ok().map(|ids| ids.len())
     }
 

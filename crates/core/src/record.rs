@@ -16,6 +16,7 @@ use crate::place::cascade::words::Ways;
 use crate::place::receipt::Receipt;
 use crate::sse::Usage;
 use crate::time::{Duration, Instant};
+use crate::tokenize::Asked;
 use crate::watchdog::Silence;
 
 /// What became of the hand-off.
@@ -152,6 +153,8 @@ pub struct Record {
     pub request_bytes: u64,
     pub answer_bytes: u64,
     pub usage: Option<Usage>,
+    /// What came of asking an engine what it makes of the prompt, if one was to be asked.
+    pub asked: Option<Asked>,
     /// Of each placement, where somebody will read them.
     pub receipts: Vec<Receipt>,
 }

@@ -1,6 +1,7 @@
 //! How many tokens is a prompt, and how well is that known?
 //!
-//! In this order: the client sent token ids, which are counted; the model's tokenizer is at hand, and counts the text;
+//! In this order: the client sent token ids, which are counted; an engine was asked, and told them
+//! ([`crate::tokenize`]); the model's tokenizer is at hand, and counts the text;
 //! or the text is divided by the bytes that a token of this model took so far, which engines tell with every answer
 //! ([`Ratios`]); and while none has answered, by [`TOKEN_BYTES`]. What a chat template puts around messages is in the
 //! learnt ratio and in no other count: a few tokens for each message.
@@ -47,6 +48,8 @@ const SAMPLE: u32 = 16;
 pub enum How {
     /// The client sent token ids.
     Ids,
+    /// An engine was asked, and told the tokens.
+    Engine,
     /// The tokenizer counted all of the text.
     Tokenizer,
     /// The tokenizer counted the beginning of a long text.
@@ -58,11 +61,13 @@ pub enum How {
 }
 
 impl How {
-    pub const ALL: [How; 5] = [How::Ids, How::Tokenizer, How::Beginning, How::Learnt, How::Assumed];
+    pub const ALL: [How; 6] =
+        [How::Ids, How::Engine, How::Tokenizer, How::Beginning, How::Learnt, How::Assumed];
 
     pub fn as_str(self) -> &'static str {
         match self {
             How::Ids => "token ids",
+            How::Engine => "the engine's /tokenize",
             How::Tokenizer => "tokenizer",
             How::Beginning => "tokenizer, beginning only",
             How::Learnt => "learnt ratio",
@@ -72,7 +77,7 @@ impl How {
 
     /// No estimate.
     pub fn is_exact(self) -> bool {
-        matches!(self, How::Ids | How::Tokenizer)
+        matches!(self, How::Ids | How::Engine | How::Tokenizer)
     }
 }
 
@@ -145,6 +150,13 @@ struct Own {
     doubt: Doubt,
 }
 
+/// A model whose prompts its engines are asked about; without a name, every model of which nothing else is said.
+#[derive(Debug)]
+struct Asks {
+    model: Option<String>,
+    doubt: Doubt,
+}
+
 /// All that is known of how models count.
 #[derive(Debug, Default)]
 pub struct Measure {
@@ -152,6 +164,8 @@ pub struct Measure {
     /// Reports so far.
     turn: AtomicU32,
     tokenizers: Vec<Own>,
+    /// Models whose engines are asked.
+    asks: Vec<Asks>,
 }
 
 static DEFAULT: LazyLock<Measure> = LazyLock::new(Measure::default);
@@ -160,6 +174,29 @@ impl Measure {
     pub fn new(tokenizers: Vec<(Option<String>, Arc<dyn Tokenizer>)>) -> Measure {
         let own = |(model, tokenizer)| Own { model, tokenizer, doubt: Doubt::default() };
         Measure { tokenizers: tokenizers.into_iter().map(own).collect(), ..Measure::default() }
+    }
+
+    /// Engines of these models are asked what they make of a prompt; `None` stands for every model that has no
+    /// tokenizer of its own.
+    pub fn asking(self, models: impl IntoIterator<Item = Option<String>>) -> Measure {
+        let asks = models.into_iter().map(|model| Asks { model, doubt: Doubt::default() }).collect();
+        Measure { asks, ..self }
+    }
+
+    /// Is an engine to be asked about this prompt? Not if the client sent its tokens.
+    pub fn asks(&self, prompt: &Prompt) -> bool {
+        if self.asks.is_empty() || prompt.bare().is_some_and(|raw| scalar::kind(raw) == scalar::Kind::Array) {
+            return false;
+        }
+        let asks = self.asks_of(prompt.model().as_deref());
+        asks.is_some_and(|asks| asks.doubt.passes())
+    }
+
+    fn asks_of(&self, model: Option<&str>) -> Option<&Asks> {
+        let of = |name: Option<&str>| self.asks.iter().find(|asks| asks.model.as_deref() == name);
+        let has_own =
+            || self.tokenizers.iter().any(|own| own.model.is_some() && own.model.as_deref() == model);
+        model.and_then(|model| of(Some(model))).or_else(|| of(None).filter(|_| !has_own()))
     }
 
     pub(crate) fn or_default(own: Option<&Measure>) -> &Measure {
@@ -180,21 +217,28 @@ impl Measure {
     /// go by, because the text must be walked to know its length.
     pub fn learn(&self, prompt: &Prompt, usage: &Usage) {
         let Some(model) = prompt.model() else { return };
+        // Anthropic's count leaves out what was cached.
+        let cached = usage.cached_tokens.filter(|_| prompt.leaves_out_cached()).unwrap_or(0);
+        let counted = usage.prompt_tokens.saturating_add(cached);
         if let (Some(made), Some(own)) = (prompt.templated(), self.own(Some(&model))) {
-            own.doubt.counted(made as u64 == usage.prompt_tokens);
+            own.doubt.counted(made as u64 == counted);
+        }
+        if let (Some(Ok(told)), Some(asks)) = (prompt.told(), self.asks_of(Some(&model))) {
+            asks.doubt.counted(told.len() as u64 == counted);
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if self.ratios.reports(&model) >= KNOWN && !turn.is_multiple_of(SAMPLE) {
             return;
         }
-        // Anthropic's count leaves out what was cached.
-        let cached = usage.cached_tokens.filter(|_| prompt.leaves_out_cached()).unwrap_or(0);
         if let (0, bytes) = weigh(prompt) {
-            self.ratios.learn(&model, bytes, usage.prompt_tokens.saturating_add(cached));
+            self.ratios.learn(&model, bytes, counted);
         }
     }
 
     pub(crate) fn size(&self, prompt: &Prompt) -> Size {
+        if let Some(Ok(told)) = prompt.told() {
+            return Size { tokens: told.len() as u64, how: How::Engine };
+        }
         let (model, (ids, bytes)) = (prompt.model(), weigh(prompt));
         if bytes == 0 {
             return Size { tokens: ids, how: How::Ids };
@@ -218,7 +262,14 @@ impl Measure {
     }
 
     pub(crate) fn ids(&self, prompt: &Prompt) -> Result<Arc<[u32]>, Unknown> {
-        let own = || self.own(prompt.model().as_deref()).ok_or("the model's tokenizer is not at hand");
+        if let Some(Ok(told)) = prompt.told() {
+            return Ok(told.clone());
+        }
+        let none = || match prompt.told() {
+            Some(Err(why)) => Unknown::from(format!("no engine said: {why}")),
+            _ => "the model's tokenizer is not at hand".into(),
+        };
+        let own = || self.own(prompt.model().as_deref()).ok_or_else(none);
         if let Some(body) = prompt.conversation() {
             let own = own()?;
             if !own.doubt.passes() {
@@ -417,6 +468,52 @@ mod tests {
         let ids = prompt(Api::Completions, r#"{"model":"m","prompt":[5,6,7]}"#, &measure);
         assert_eq!(ids.size(), Size { tokens: 3, how: How::Ids });
         assert_eq!(ids.size().to_string(), "3 tokens (token ids)");
+    }
+
+    #[test]
+    fn what_an_engine_told_goes_before_all_but_the_clients_tokens() {
+        let own = |model: Option<&str>| -> (_, Arc<dyn Tokenizer>) {
+            (model.map(str::to_owned), Arc::new(Letters))
+        };
+        let measure = Measure::new(vec![own(Some("own")), own(None)]);
+        let measure = Arc::new(measure.asking([Some("m".to_owned()), None]));
+        let text = |model: &str| format!(r#"{{"model":"{model}","prompt":"abc"}}"#);
+        let asks = |body: &str| measure.asks(&prompt(Api::Completions, body, &measure));
+        assert!(asks(&text("m")) && asks(&text("other")) && !asks(&text("own")));
+        assert!(!asks(r#"{"model":"m","prompt":[1,2]}"#), "the client sent them");
+        let mut told = prompt(Api::Completions, &text("m"), &measure);
+        assert_eq!(told.size().how, How::Tokenizer);
+        told.tell(Ok([5, 6, 7, 8].into()));
+        assert_eq!(told.size(), Size { tokens: 4, how: How::Engine });
+        assert_eq!(told.ids().unwrap().to_vec(), [5, 6, 7, 8]);
+        let mut part = prompt(Api::Completions, &text("m"), &measure);
+        part.told_as(&told);
+        assert_eq!(part.size(), told.size());
+        // It said nothing: what is known without it.
+        told.tell(Err("it is late".into()));
+        assert_eq!((told.size().how, told.ids().unwrap().len()), (How::Tokenizer, 4));
+        let bare = Arc::new(Measure::default().asking([None]));
+        let mut untold = prompt(Api::Completions, &text("m"), &bare);
+        untold.tell(Err("it is late".into()));
+        assert_eq!(untold.ids(), Err("no engine said: it is late".into()));
+        assert_eq!(untold.size().how, How::Assumed);
+    }
+
+    #[test]
+    fn an_engine_that_tells_other_tokens_than_engines_count_is_left_and_tried_again() {
+        let measure = Arc::new(Measure::default().asking([None]));
+        let served = |counted: u64| {
+            let mut prompt = prompt(Api::Completions, r#"{"model":"m","prompt":"abc"}"#, &measure);
+            let asks = measure.asks(&prompt);
+            if asks {
+                prompt.tell(Ok([1, 2, 3].into()));
+            }
+            measure.learn(&prompt, &Usage { prompt_tokens: counted, ..Usage::default() });
+            asks
+        };
+        assert_eq!([3, 4, 3, 3].map(served), [true; 4], "one of them may be odd");
+        assert!((5..25).contains(&(0..1000).filter(|_| served(4)).count()));
+        assert!((0..1000).filter(|_| served(3)).count() > 800);
     }
 
     #[test]

@@ -42,6 +42,7 @@ fn compact(record: &Record) -> Option<String> {
         ascii(&json!({
             "strategy": receipt.strategy,
             "profile": receipt.profile,
+            "prompt": receipt.size(),
             "attempts": record.attempts,
             "fired": fired.map(|s| json!([s.name, s.detail])).collect::<Value>(),
             "prefill": leg(&receipt.prefill, prefill.as_deref()),
@@ -79,7 +80,7 @@ pub fn members(receipt: &Receipt) -> Map<String, Value> {
     let mut set = |key: &str, value: Value| drop(all.insert(key.to_owned(), value));
     set("strategy", json!(receipt.strategy));
     set("profile", json!(receipt.profile));
-    set("prompt", json!(receipt.prompt.map(|size| size.to_string())));
+    set("prompt", json!(receipt.size()));
     set("candidates_tied", json!({"prefill": receipt.prefill.tied, "decode": receipt.decode.tied}));
     set("steps", receipt.steps.iter().map(step).collect());
     set("prefill_scores", scores(&receipt.prefill, usize::MAX));

@@ -24,6 +24,7 @@ use crate::kv::View;
 use crate::load::Load;
 use crate::place::cascade::yard::Yard;
 use crate::time::Instant;
+use crate::tokenize::Standing;
 use index::{Partners, apart};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -168,6 +169,8 @@ pub struct Seat {
     pub gauges: Arc<Gauges>,
     /// What is known of its cache from its events.
     pub view: Arc<View>,
+    /// Whether it is worth asking what it makes of a prompt.
+    pub standing: Arc<Standing>,
 }
 
 impl Seat {
@@ -175,7 +178,8 @@ impl Seat {
         let window = worker.window();
         let (point, worker) = (point(&worker), Arc::new(worker));
         let (load, pulse, gauges) = (Arc::default(), Arc::default(), Arc::default());
-        Seat { slot, worker, window, point, load, pulse, gauges, view: Arc::default() }
+        let (view, standing) = (Arc::default(), Arc::default());
+        Seat { slot, worker, window, point, load, pulse, gauges, view, standing }
     }
 
     /// Has the window room for so many more sequences?

@@ -40,6 +40,11 @@ impl fmt::Display for Known {
 }
 
 impl Told {
+    /// Does any worker tell its events?
+    pub fn any(index: &KvIndex) -> bool {
+        index.feeds() > 0 && !index.sizes().is_empty()
+    }
+
     /// Looks the prompt up. `None`: no worker tells its events, or the prompt's tokens are not known for certain.
     pub fn of(index: &KvIndex, ask: &Ask) -> Option<Told> {
         let sizes = if index.feeds() > 0 { index.sizes() } else { SmallVec::new() };

@@ -43,6 +43,11 @@ pub struct Holders<'a> {
     now: Instant,
 }
 
+/// Do workers tell what they hold, so that a prompt's tokens are looked up?
+pub fn looks_up(events: Option<&Arc<KvIndex>>) -> bool {
+    events.is_some_and(|events| Told::any(events))
+}
+
 impl<'a> Holders<'a> {
     pub fn of(indexes: Indexes<'a>, fleet: &Fleet, ask: &Ask, now: Instant) -> Holders<'a> {
         indexes.sent.keep_only(fleet.version(), fleet.seats().map(|seat| holder(seat)));

@@ -34,6 +34,10 @@ impl Legwise {
         }
     }
 
+    pub(super) fn counts(&self) -> bool {
+        [&self.prefill, &self.decode, &self.whole].into_iter().any(Policy::counts)
+    }
+
     pub(super) fn indexes(&self) -> Indexes {
         let legs = [
             (LegName::Prefill, &self.prefill),

@@ -276,7 +276,11 @@ impl Strategy {
     /// request that is wider than every window, or [`Fault::Unroutable`] in AIBrix's words.
     pub fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         look.telling(|receipt| {
-            receipt.prompt = receipt.is_on().then(|| look.ask.prompt.size());
+            if receipt.is_on() {
+                let prompt = &look.ask.prompt;
+                receipt.prompt = Some(prompt.size());
+                receipt.untold = prompt.told().and_then(|told| told.as_ref().err().cloned());
+            }
         });
         let left = look.filter_leaves_some();
         let nobody_is_left = left.is_err();
@@ -287,6 +291,15 @@ impl Strategy {
         });
         telling::filtered(look, self, nobody_is_left);
         placed
+    }
+
+    /// Does the choice go by the prompt's tokens, or by how many they are? Then it is worth asking an engine.
+    pub fn counts(&self, routing: &Routing) -> bool {
+        match self {
+            Strategy::Legwise(legwise) => legwise.counts(),
+            Strategy::Cascade(cascade) => cascade.counts(routing),
+            Strategy::Whole(whole) => whole.counts(routing),
+        }
     }
 
     /// This worker has the whole prompt, as far as anybody who knows it says.
@@ -368,6 +381,11 @@ impl Strategies {
             Some(ways) if ways.is_pd() => &self.pd,
             Some(_) => &self.whole,
         }
+    }
+
+    /// Does the choice of workers for this request go by its prompt's tokens, or by how many they are?
+    pub fn counts(&self, routing: &Routing, ask: &Ask) -> bool {
+        ask.prompt_tokens.is_none() && self.of(routing).counts(routing)
     }
 
     /// AIBrix's `pd`, and what it keeps.

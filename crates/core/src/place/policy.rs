@@ -159,6 +159,12 @@ impl Policy {
         self.memory.as_ref()
     }
 
+    /// Goes by the prompt's tokens, or by how many they are.
+    pub(super) fn counts(&self) -> bool {
+        let looks_up = self.memory.is_some() && holders::looks_up(self.events.as_ref());
+        looks_up || self.tuning.by_rank && self.memory.is_none()
+    }
+
     /// The worker has the whole prompt.
     pub(super) fn has_computed(&self, fleet: &Fleet, seat: &Seat, prompt: &Prompt, now: Instant) {
         let Some(memory) = &self.memory else { return };

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::size::Size;
+use crate::size::{Size, Unknown};
 
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +52,8 @@ pub struct Receipt {
     pub profile: Option<String>,
     /// The prompt's size, and how it was found.
     pub prompt: Option<Size>,
+    /// Why no engine told its tokens, if one was to be asked.
+    pub untold: Option<Unknown>,
     pub steps: Vec<Step>,
     pub prefill: OfLeg,
     /// Of the worker that answers.
@@ -105,6 +107,15 @@ impl Receipt {
         if self.on {
             self.steps.insert(0, Step { name, fired, detail: detail() });
         }
+    }
+
+    /// The prompt's size, and how it was found, in words.
+    pub fn size(&self) -> Option<String> {
+        let size = self.prompt?;
+        Some(match &self.untold {
+            None => size.to_string(),
+            Some(why) => format!("{size}; no engine said: {why}"),
+        })
     }
 
     /// A step and what came of it. The detail is made only if it is kept.

@@ -123,6 +123,37 @@ fn a_prompt_goes_to_who_says_that_it_holds_it() {
 }
 
 #[test]
+fn tokens_are_worth_asking_for_where_a_choice_goes_by_them() {
+    for desk in Desk::all(2) {
+        let knobs = Arc::new(Knobs { prefill_score: PrefillScore::PrefixCache, ..Knobs::default() });
+        let own = desk.routing.clone().unwrap_or_else(|| Routing::plain(&knobs));
+        assert!(!desk.strategy.counts(&own), "nobody tells what it holds");
+        let mut feed = desk.feed(0);
+        stores(&mut feed, 0..160);
+        assert!(desk.strategy.counts(&own), "{:?}", desk.strategy);
+    }
+    let legwise = |name, tuning: &Tuning| {
+        let policy = || Policy::tuned(name, tuning.clone());
+        Strategy::Legwise(Legwise { prefill: policy(), decode: policy(), whole: policy() })
+    };
+    let (plain, by_rank) = (Tuning::default(), Tuning { by_rank: true, ..Tuning::default() });
+    let routing = Routing::plain(&Arc::default());
+    for (name, tuning, counts) in [
+        (PolicyName::LeastLoad, &plain, false),
+        (PolicyName::LeastLoad, &by_rank, true),
+        (PolicyName::Bucket, &plain, false),
+        (PolicyName::CacheAware, &by_rank, false),
+    ] {
+        assert_eq!(legwise(name, tuning).counts(&routing), counts, "{name:?}");
+    }
+    let cascade = |bucketing| {
+        let knobs = Arc::new(Knobs { bucketing, ..Knobs::default() });
+        Strategy::Cascade(Cascade::new(&knobs, &plain)).counts(&Routing::plain(&knobs))
+    };
+    assert_eq!((cascade(true), cascade(false)), (true, false));
+}
+
+#[test]
 fn a_receipt_says_which_index_it_went_by_and_how_fresh_that_was() {
     for desk in Desk::all(1) {
         let told = |desk: &Desk, ask: &Ask| {

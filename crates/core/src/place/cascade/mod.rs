@@ -110,6 +110,11 @@ impl Cascade {
         self.books.sweep(self.sessions, now)
     }
 
+    pub(super) fn counts(&self, routing: &Routing) -> bool {
+        let looks_up = routing.knobs.prefill_score.looks_up() && holders::looks_up(self.events.as_ref());
+        routing.knobs.bucketing || looks_up
+    }
+
     /// A pair, or a combined worker where step 0 or an overflow says so.
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         look.known_model()?;

@@ -64,6 +64,14 @@ impl Routing {
     }
 }
 
+/// Does the profile that the request gets depend on how many tokens its prompt is?
+pub fn counts(fleet: &Fleet, ask: &Ask) -> bool {
+    let wanted = ask.wishes.as_deref().and_then(|wishes| wishes.profile.as_deref());
+    let config = || fleet.yard().config(ask.model.as_deref());
+    let auto = ask.prompt_tokens.is_none() && wanted.is_some_and(is_auto);
+    auto && config().is_some_and(|config| !config.authoritative)
+}
+
 /// What the request gets, by this picture of the fleet.
 ///
 /// # Errors

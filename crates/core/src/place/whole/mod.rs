@@ -71,6 +71,11 @@ impl Whole {
         Whole { events: Some(events.clone()), ..self }
     }
 
+    pub(super) fn counts(&self, routing: &Routing) -> bool {
+        let looks_up = routing.ways.as_ref().is_some_and(|ways| ways.has(Way::PrefixCache));
+        looks_up && holders::looks_up(self.events.as_ref())
+    }
+
     /// # Errors
     /// As [`super::Strategy::place`].
     pub(super) fn place(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {

@@ -27,6 +27,7 @@ use crate::lane::Lane;
 use crate::registry::Registry;
 use crate::rooms::Rooms;
 use crate::telemetry::Telemetry;
+use crate::tokenize::Asking;
 use crate::upstream::PoolRule;
 
 /// The rules that decisions are made by.
@@ -57,6 +58,8 @@ pub struct Gateway {
     pub telemetry: Arc<Telemetry>,
     /// How prompts are counted.
     pub measure: Arc<Measure>,
+    /// How engines are asked what they make of a prompt.
+    pub asking: Asking,
     pub strategies: Strategies,
     /// AIBrix's settings, where a model's config says nothing else.
     pub knobs: Arc<Knobs>,
@@ -104,6 +107,7 @@ impl Gateway {
             registry,
             telemetry,
             measure: Arc::default(),
+            asking: Asking::of(config),
             strategies: strategies(config, &knobs).hearing(&kv),
             knobs,
             kv,

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use baton_core::dice::Dice;
+use baton_core::tokenize::Memo;
 
 use crate::clock::Clock;
 use crate::edge::client::{Line, Phase};
@@ -23,6 +24,7 @@ pub struct Lane {
     /// Its last exchanges.
     pub recent: Recent,
     dice: Mutex<Dice>,
+    memo: Mutex<Memo>,
     lines: Mutex<HashMap<u64, Arc<Line>>>,
     next_line: AtomicU64,
     open: AtomicUsize,
@@ -37,6 +39,7 @@ impl Lane {
             clock,
             recent: Recent::new(recent),
             dice: Mutex::new(Dice::new(seed)),
+            memo: Mutex::default(),
             lines: Mutex::default(),
             next_line: AtomicU64::new(0),
             open: AtomicUsize::new(0),
@@ -47,6 +50,11 @@ impl Lane {
     /// Dice for one exchange.
     pub fn dice(&self) -> Dice {
         self.dice.lock().unwrap_or_else(PoisonError::into_inner).split()
+    }
+
+    /// What engines said of its last prompts.
+    pub fn memo(&self) -> MutexGuard<'_, Memo> {
+        self.memo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Client connections of this lane.

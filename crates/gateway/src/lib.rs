@@ -23,6 +23,7 @@ pub mod relay;
 pub mod rooms;
 pub mod serve;
 pub mod telemetry;
+pub mod tokenize;
 pub mod tokenizers;
 pub mod upstream;
 mod yaml;

@@ -17,6 +17,7 @@ mod server;
 mod sglang;
 mod side;
 mod stream;
+mod tokenize;
 mod trtllm;
 mod vllm;
 mod wire;

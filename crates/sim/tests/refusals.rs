@@ -287,3 +287,44 @@ async fn a_count_of_tokens_needs_no_room_and_a_ranking_does() {
     assert!(reply.status == 400 && reply.message().contains("without bootstrap room id"), "{}", reply.body);
     assert_eq!(post(&fleet.engines()[2], "/v1/rerank", &ranking).await.json().as_array().unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn tokenize_answers_and_refuses_as_each_engine_does() {
+    let (chat, text) = (json!([{"role": "user", "content": "The quick cat"}]), "The quick cat reads");
+    let both = json!({"prompt": text, "messages": chat});
+    let flags = json!({"messages": chat, "continue_final_message": true, "add_generation_prompt": true});
+    for (dialect, body, status) in [
+        (Dialect::Vllm, json!({"prompt": text, "model": "tiny"}), 200),
+        (Dialect::Vllm, json!({"messages": chat, "tools": null}), 200),
+        (Dialect::Vllm, json!({"prompt": text, "model": "other"}), 404),
+        (Dialect::Vllm, json!({"prompt": [text]}), 400),
+        (Dialect::Vllm, json!({"prompt": [1, 2]}), 400),
+        (Dialect::Vllm, json!({"model": "tiny"}), 400),
+        (Dialect::Vllm, flags, 400),
+        (Dialect::Vllm, json!({"messages": chat, "chat_template": "x"}), 400),
+        (Dialect::Sglang, json!({"prompt": text, "model": "other"}), 200),
+        (Dialect::Sglang, json!({"messages": chat}), 200),
+        (Dialect::Sglang, json!({"prompt": [text, text]}), 200),
+        (Dialect::Sglang, json!({"prompt": [1, 2]}), 400),
+        (Dialect::Sglang, both, 400),
+        (Dialect::Sglang, json!({}), 400),
+        (Dialect::Trtllm, json!({"prompt": text}), 404),
+    ] {
+        let fleet = fleet(dialect).await;
+        let reply = post_with(&fleet.engines()[0], "/tokenize", &body, &[]).await;
+        assert_eq!(reply.status, status, "{dialect:?} {body}: {}", reply.body);
+        let said: Value = serde_json::from_str(&reply.body).unwrap();
+        let of_text = json!(baton_sim::text::tokenize(text));
+        match (&body["prompt"], status) {
+            (Value::String(_), 200) => assert_eq!((&said["count"], &said["tokens"]), (&json!(4), &of_text)),
+            (Value::Array(_), 200) => assert_eq!(said["count"], json!([4, 4])),
+            (_, 200) => {
+                let of_chat = baton_sim::text::tokenize(&baton_sim::text::chat_text(&chat));
+                assert_eq!(said["tokens"], json!(of_chat));
+            }
+            // A route that is not there says so in words that no model's absence has.
+            (_, 404) => assert_eq!(said.get("error").is_some(), dialect == Dialect::Vllm),
+            _ => {}
+        }
+    }
+}

@@ -27,7 +27,7 @@ use crate::ask::Api;
 use crate::body::{BodyLimits, Envelope, scalar};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Seat};
-use crate::size::Unknown;
+use crate::size::{EXACT_BYTES, Unknown};
 use crate::time::{Duration, Instant};
 
 /// Every engine's route.
@@ -36,8 +36,8 @@ pub const PATH: &str = "/tokenize";
 /// Longest question, in bytes. Engines tokenise in the process that serves their other requests too.
 pub const QUESTION_MAX_BYTES: usize = 1 << 20;
 
-/// Longest answer that is read, in bytes. A token takes seven or so.
-pub const ANSWER_MAX_BYTES: usize = 4 << 20;
+/// Longest answer that is read, in bytes: a token is no less than a byte of the question, and takes no more than eight.
+pub const ANSWER_MAX_BYTES: usize = 8 << 20;
 
 /// Deepest nesting of an answer, and its members.
 const ANSWER_MAX: BodyLimits = BodyLimits { max_bytes: ANSWER_MAX_BYTES, max_depth: 4, max_members: 64 };
@@ -77,6 +77,14 @@ pub struct Question {
     pub body: Bytes,
     /// The same for the same question.
     pub key: u128,
+}
+
+impl Question {
+    /// Does this end say anything of the worker? A long prompt may well take too long on one that is well, and clients
+    /// must not be able to keep all workers from being asked.
+    pub fn judges(&self, outcome: Outcome) -> bool {
+        outcome != Outcome::Late || self.body.len() <= EXACT_BYTES
+    }
 }
 
 /// How the asking ended.

@@ -213,6 +213,13 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
             warnings.push(warning);
         }
     }
+    if !config.affinity.tokenizers.iter().any(|own| own.path == crate::tokenizers::ENGINE) {
+        let given =
+            ["tokenize-timeout-ms", "tokenize-at-once"].into_iter().filter(|flag| sources.given(flag));
+        warnings.extend(
+            given.map(|flag| format!("{} has no effect without --tokenizer-path engine", sources.name(flag))),
+        );
+    }
     let workers = &config.workers;
     if workers.dp_minimum_tokens_scheduler && !workers.dp_aware {
         let name = sources.name("dp-minimum-tokens-scheduler");

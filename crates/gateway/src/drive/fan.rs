@@ -100,6 +100,7 @@ pub async fn run(desk: &Desk, entry: Entry, parts: u32) -> Reply {
         let ask = match Ask::read(api, &body) {
             Ok(mut part) => {
                 part.prompt.measure_by(&whole.gateway.measure);
+                part.prompt.told_as(&ask.prompt);
                 Ask { names_peers: ask.names_peers, hints: ask.hints, ..part }
             }
             Err(fault) => return whole.fail(api, &fault),

@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::Drive;
 use super::joint::Joint;
-use crate::upstream::{self, LegBody, LegEvent, LegRequest, Want};
+use crate::upstream::{self, LegBody, LegEvent, LegRequest, Route, Want};
 
 /// A prefill's answer that has to wait until its worker has said that it is still the same.
 pub(super) struct Held {
@@ -34,7 +34,7 @@ pub(crate) struct Original<'a> {
 impl Original<'_> {
     pub fn with(&self, edits: &Edits, request_id: &str) -> LegRequest {
         LegRequest {
-            api: self.api,
+            route: Route::Api(self.api),
             id: HeaderValue::from_str(request_id).ok(),
             rank: None,
             forward: self.forward.to_vec(),

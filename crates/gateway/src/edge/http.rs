@@ -11,7 +11,7 @@ use baton_core::body::{BodyError, Envelope};
 use baton_core::exchange::Outcome;
 use baton_core::fan;
 use baton_core::fault::{Fault, Shape};
-use baton_core::place::cascade::resolve::{Routing, resolve};
+use baton_core::place::cascade::resolve::{self, Routing, resolve};
 use baton_core::record::Record;
 use baton_core::sse::Flavour;
 use bytes::Bytes;
@@ -28,6 +28,7 @@ use crate::explain;
 use crate::gateway::Gateway;
 use crate::lane::Lane;
 use crate::relay::{Form, Relay};
+use crate::tokenize;
 use crate::upstream::Head;
 
 /// Client headers that both legs get (SMG 1.13). `Authorization` has a rule of its own.
@@ -147,11 +148,14 @@ impl Desk {
         mut record: Record,
     ) -> Result<Entry, Reply> {
         match self.unless_stopping(self.admit(api, parts, body, &mut record)).await {
-            Ok(Admitted { ask, body, routing, permit }) => {
+            Ok(Admitted { mut ask, body, routing, permit }) => {
                 let now = self.lane.clock.now();
                 record.moments.admitted = Some(now);
                 self.line.expect_end(now.after(self.gateway.rules.exchange.request_timeout));
                 record.routing = Some(routing.clone());
+                if self.gateway.strategies.counts(&routing, &ask) {
+                    self.tokenize(&mut ask, &mut record).await;
+                }
                 let forward = forwarded(&parts.headers, self.gateway.api_key.is_some());
                 let line = Some(self.line.clone());
                 let explains = self.gateway.explains && explain::is_asked(&parts.headers);
@@ -194,9 +198,19 @@ impl Desk {
         hints::hear(&gateway.routing_key_headers, &parts.headers, &mut ask);
         ask.wishes = hints::wishes(&parts.headers);
         (record.model, record.stream) = (ask.model.clone(), ask.stream);
+        if resolve::counts(&gateway.registry.fleet(), &ask) {
+            self.tokenize(&mut ask, record).await;
+        }
         let routing = Arc::new(resolve(&gateway.registry.fleet(), &ask, &gateway.knobs)?);
         let permit = gateway.entrance.enter().await?;
         Ok(Admitted { ask, body, routing, permit })
+    }
+
+    /// Asks an engine what it makes of the prompt, once for each request.
+    async fn tokenize(&self, ask: &mut Ask, record: &mut Record) {
+        let asking = async { Ok(tokenize::ask(&self.gateway, &self.lane, ask).await) };
+        let asked = self.unless_stopping(asking).await.ok().flatten();
+        record.asked = record.asked.or(asked);
     }
 
     /// Gives up what is awaited before there is a driver, which would see the end by itself.

@@ -21,7 +21,7 @@ use http::HeaderValue;
 
 use crate::gateway::Gateway;
 use crate::probe::Target;
-use crate::upstream::{self, LegBody, LegEvent, LegRequest, Pool, PoolRule, Want};
+use crate::upstream::{self, LegBody, LegEvent, LegRequest, Pool, PoolRule, Route, Want};
 
 /// Longest time for a trial.
 const TRIAL_MAX: Duration = Duration::from_secs(10);
@@ -135,7 +135,7 @@ impl Legs<'_> {
             Leg::Decode => (&self.trial.decode, &plan.decode),
         };
         let request = LegRequest {
-            api: Api::Completions,
+            route: Route::Api(Api::Completions),
             id: HeaderValue::from_str(&plan.request_id).ok(),
             rank: plan.ranks[leg as usize],
             forward: Vec::new(),

@@ -4,7 +4,7 @@
 //! line asks first, the span is not made. Probe routes are logged at debug: they are asked every second by machines.
 
 use baton_core::record::Record;
-use baton_core::time::Instant;
+use baton_core::time::{Duration, Instant};
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
@@ -49,6 +49,7 @@ fn line(record: &Record) {
         handoff = record.handoff.as_str(),
         mode = record.mode,
         queue_ms = ms(Some(at.received), at.admitted),
+        tokenize_ms = record.asked.and_then(|asked| asked.took).map(millis),
         prefill_ms = ms(at.prefill_sent, at.prefill_done),
         ttft_ms = ms(Some(at.received), at.first_byte),
         total_ms = ms(Some(at.received), Some(at.ended)),
@@ -63,7 +64,11 @@ fn line(record: &Record) {
 }
 
 fn ms(from: Option<Instant>, to: Option<Instant>) -> Option<f64> {
-    Some(to?.since(from?).as_micros() as f64 / 1000.0)
+    Some(millis(to?.since(from?)))
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1000.0
 }
 
 /// The span of one exchange. Made only if somebody listens (`baton::exchange=debug`).

@@ -14,6 +14,7 @@ use baton_core::fault::LegName;
 use baton_core::fleet::{Fleet, Worker};
 use baton_core::place::cascade::words::Ways;
 use baton_core::record::{Record, Retried};
+use baton_core::tokenize;
 use baton_core::watchdog::Silence;
 use rustc_hash::FxHashMap;
 
@@ -114,6 +115,9 @@ impl Counting {
         for phase in Silence::ALL {
             all.decode_watchdog.of([phase.as_str()]);
         }
+        for outcome in tokenize::Outcome::ALL {
+            all.tokenize_questions.of([outcome.as_str()]);
+        }
         all.pd_kv_failures.of([]);
         all.pd_bootstrap_failures.of([]);
         all.admission_waits.of([]);
@@ -148,6 +152,12 @@ impl Counting {
         if !record.part {
             self.request_bytes.add(record.request_bytes);
             self.answer_bytes.add(record.answer_bytes);
+        }
+        if let Some(asked) = record.asked.filter(|_| !record.part) {
+            self.all.tokenize_questions.of([asked.outcome.as_str()]).one();
+            if let Some(took) = asked.took {
+                self.all.tokenize_seconds.of([]).took(took);
+            }
         }
         if let Some((roleset, tokens)) = &record.band {
             self.all.band_requests.of([roleset]).add(1);

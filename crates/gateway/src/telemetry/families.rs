@@ -99,6 +99,10 @@ recorded! {
     handoffs_ended: Counters "baton_handoffs_ended_total" [fate], "hand-offs", Baton;
     /// Prompt tokens that the engine found in its prefix cache; part of token_type="input".
     cached_tokens: Counters "baton_cached_tokens_total" [model], "tokens", Baton;
+    /// Requests whose prompt an engine was to be asked about (--tokenizer-path engine), by what came of it: counted; kept, from a moment ago; not asked as unaskable, busy or nobody; no_route, refused, late, failed, unusable.
+    tokenize_questions: Counters "baton_tokenize_questions_total" [result], "requests", Baton;
+    /// How long engines took to say what they make of a prompt, or not to.
+    tokenize_seconds: Histograms "baton_tokenize_seconds" [], "seconds", Baton;
     /// Body bytes of requests.
     request_bytes: Counters "baton_request_bytes_total" [], "bytes", Baton;
     /// Body bytes of answers to clients.

@@ -19,6 +19,9 @@ use crate::config::TokenizerPath;
 /// The name that stands for the tokenizer that is built in: OpenAI's `cl100k_base`, which AIBrix counts prompts with.
 pub const BUILT_IN: &str = "cl100k_base";
 
+/// The name that stands for the engines' own, which are asked at `/tokenize`.
+pub const ENGINE: &str = "engine";
+
 /// Largest file that is read. Those of large models have some ten megabytes.
 pub const FILE_MAX_BYTES: u64 = 256 << 20;
 
@@ -28,15 +31,19 @@ pub const FILE_MAX_BYTES: u64 = 256 << 20;
 /// # Errors
 /// A file that is not there, is too large or is no tokenizer.
 pub fn measure(paths: &[TokenizerPath], counts_as_aibrix: bool) -> Result<Measure, String> {
-    let mut all = Vec::with_capacity(paths.len());
+    let (mut all, mut asks) = (Vec::with_capacity(paths.len()), Vec::new());
     for TokenizerPath { model, path } in paths {
+        if path == ENGINE {
+            asks.push(model.clone());
+            continue;
+        }
         let wrong = |why: &dyn std::fmt::Display| format!("--tokenizer-path {path}: {why}");
         all.push((model.clone(), read(path).map_err(|why| wrong(&why))?));
     }
-    if counts_as_aibrix && all.iter().all(|(model, _)| model.is_some()) {
+    if counts_as_aibrix && all.iter().all(|(model, _)| model.is_some()) && !asks.contains(&None) {
         all.push((None, Arc::new(Cl100k)));
     }
-    Ok(Measure::new(all))
+    Ok(Measure::new(all).asking(asks))
 }
 
 fn read(path: &str) -> Result<Arc<dyn Tokenizer>, String> {
@@ -47,7 +54,9 @@ fn read(path: &str) -> Result<Arc<dyn Tokenizer>, String> {
     let file = if given.is_dir() { given.join("tokenizer.json") } else { given.to_owned() };
     let about = std::fs::metadata(&file).map_err(|error| match given.exists() {
         true => format!("{}: {error}", file.display()),
-        false => format!("{error}; give a tokenizer.json, a model's directory that has one, or {BUILT_IN}"),
+        false => format!(
+            "{error}; give a tokenizer.json, a model's directory that has one, {BUILT_IN} or {ENGINE}"
+        ),
     })?;
     if about.len() > FILE_MAX_BYTES {
         return Err(format!("{} is larger than {FILE_MAX_BYTES} bytes", file.display()));

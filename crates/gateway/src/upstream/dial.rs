@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_core::ask::Api;
 use baton_core::fleet::Worker;
+use baton_core::tokenize;
 use http::{HeaderValue, Uri};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -22,6 +23,15 @@ use super::{LegBody, Lost};
 /// Silence after which the kernel asks whether the worker's host is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
+/// What a worker is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To serve a request.
+    Api(Api),
+    /// What it makes of a prompt.
+    Tokenize,
+}
+
 /// A worker's address, worked out once.
 #[derive(Debug)]
 pub struct Address {
@@ -32,6 +42,7 @@ pub struct Address {
     pub host: HeaderValue,
     /// Each API's route, behind the path that the worker's URL adds before every route.
     routes: [Uri; Api::ALL.len()],
+    tokenize: Uri,
     /// The worker's own key.
     pub authorization: Option<HeaderValue>,
 }
@@ -60,17 +71,22 @@ impl Address {
         for api in Api::ALL {
             routes[api as usize] = format!("{prefix}{}", api.path()).parse().map_err(Lost::before)?;
         }
+        let tokenize = format!("{prefix}{}", tokenize::PATH).parse().map_err(Lost::before)?;
         Ok(Address {
             dial: format!("{host}:{port}"),
             tls: https.then_some(name),
             host: HeaderValue::try_from(authority.as_str()).map_err(Lost::before)?,
             routes,
+            tokenize,
             authorization,
         })
     }
 
-    pub fn route(&self, api: Api) -> &Uri {
-        &self.routes[api as usize]
+    pub fn route(&self, route: Route) -> &Uri {
+        match route {
+            Route::Api(api) => &self.routes[api as usize],
+            Route::Tokenize => &self.tokenize,
+        }
     }
 
     /// A fresh connection, within `timeout`.

@@ -11,7 +11,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use baton_core::abort::Gist;
-use baton_core::ask::Api;
 use baton_core::exchange::{self, Course};
 use baton_core::fleet::Seat;
 use baton_core::time::Instant;
@@ -20,7 +19,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
-use super::dial::Address;
+use super::dial::{Address, Route};
 use super::link::{Link, Promise};
 use super::pool::Pool;
 use super::{LegBody, Lost};
@@ -43,7 +42,7 @@ const ERROR_BODY_MAX: usize = 64 << 10;
 /// reused connection may turn out to be dead before anything is written.
 #[derive(Clone, Debug)]
 pub struct LegRequest {
-    pub api: Api,
+    pub route: Route,
     /// The id that both engines log.
     pub id: Option<HeaderValue>,
     /// The rank of the engine that is to serve.
@@ -72,7 +71,7 @@ impl LegRequest {
         }
         let mut request = Request::new(self.body.clone());
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = address.route(self.api).clone();
+        *request.uri_mut() = address.route(self.route).clone();
         *request.headers_mut() = headers;
         request
     }

@@ -14,6 +14,7 @@ mod pool;
 mod stream;
 
 pub use body::LegBody;
+pub use dial::Route;
 pub(crate) use dial::tls_config;
 pub use leg::{Head, Leg, LegEvent, LegRequest, Want};
 pub use pool::{Pool, PoolRule};

@@ -37,6 +37,7 @@ mod smg;
 mod stopping;
 mod strategies;
 mod support;
+mod tokenize;
 mod trtllm;
 mod watchdog;
 mod windows;

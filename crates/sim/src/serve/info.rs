@@ -11,11 +11,10 @@ use crate::engine::spec::{Dialect, EngineSpec, Role};
 use crate::serve::body::Body;
 use crate::serve::fault::Fault;
 use crate::serve::http::{read_body, respond};
-use crate::serve::json::Members;
 use crate::serve::node::Node;
 use crate::serve::refusal::{Refusal, Shape};
 use crate::serve::server::{Seat, Server};
-use crate::serve::{sglang, trtllm, vllm, wish};
+use crate::serve::{sglang, tokenize, trtllm, vllm};
 
 /// Method, path and query.
 type Line<'a> = (&'a Method, &'a str, Option<&'a str>);
@@ -40,7 +39,8 @@ pub(crate) async fn answer(
             json_answer(&json!({"server_load": server.open.load(std::sync::atomic::Ordering::Relaxed)}))
         }
         (Dialect::Vllm, "POST", "/inference/v1/generate") => scale_out_disabled(),
-        (_, "POST", "/tokenize") => tokenize(&seat.spec, body).await,
+        (Dialect::Vllm | Dialect::Sglang, "POST", "/tokenize")
+        | (Dialect::Sglang, "POST", "/v1/tokenize") => tokenize::answer(&seat.spec, body).await,
         (Dialect::Sglang, "GET", "/server_info" | "/get_server_info") => {
             json_answer(&server_info(seat, node))
         }
@@ -162,26 +162,6 @@ async fn body_object(body: Incoming) -> serde_json::Map<String, Value> {
     match read_body(body).await {
         Ok(Some(bytes)) => serde_json::from_slice(&bytes).unwrap_or_default(),
         _ => serde_json::Map::new(),
-    }
-}
-
-async fn tokenize(spec: &EngineSpec, body: Incoming) -> Response<Body> {
-    let body = body_object(body).await;
-    let members = Members { dialect: spec.dialect, body: &body };
-    let prompt = match body.get("messages") {
-        Some(messages) => Ok((vec![wish::chat_prompt(None, messages)], false)),
-        None => wish::read_prompts(&members, "prompt"),
-    };
-    let shape = if spec.dialect == Dialect::Vllm { Shape::Vllm } else { Shape::SglangFlat };
-    let refuse = |refusal: &Refusal| respond(refusal.status, "application/json", refusal.body(shape));
-    match prompt {
-        Ok((prompts, _)) => {
-            let tokens = prompts.first().map(|prompt| prompt.tokens.clone()).unwrap_or_default();
-            json_answer(&json!({
-                "count": tokens.len(), "max_model_len": spec.max_model_len, "tokens": tokens, "token_strs": null,
-            }))
-        }
-        Err(refusal) => refuse(&refusal),
     }
 }
 

@@ -197,20 +197,20 @@ fn forwarded_ids(kv: &Map<String, Value>) -> Option<Vec<u32>> {
     ids.filter(|ids| !ids.is_empty())
 }
 
+/// What is said of a model that the engine does not serve.
+pub(super) fn unknown_model(spec: &EngineSpec, model: Option<&str>) -> Option<Refusal> {
+    let model = model.filter(|model| *model != spec.model)?;
+    let message = format!("The model `{model}` does not exist. Valid aliases: {}.", spec.model);
+    Some(Refusal { status: 404, message, kind: "NotFoundError", param: Some("model".into()), schema: false })
+}
+
 pub(super) fn check(fields: &Fields, spec: &EngineSpec) -> Result<(), Refusal> {
     if fields.stream_options.is_some() && !fields.stream {
         let text = "Stream options can only be defined when `stream=True`. (parameter=stream_options)";
         return Err(Refusal::bad(text.into(), Some("stream_options")));
     }
-    if let Some(model) = fields.model.as_deref().filter(|model| *model != spec.model) {
-        let message = format!("The model `{model}` does not exist. Valid aliases: {}.", spec.model);
-        return Err(Refusal {
-            status: 404,
-            message,
-            kind: "NotFoundError",
-            param: Some("model".into()),
-            schema: false,
-        });
+    if let Some(refusal) = unknown_model(spec, fields.model.as_deref()) {
+        return Err(refusal);
     }
     if fields.temperature < 0.0 {
         let t = fields.temperature;

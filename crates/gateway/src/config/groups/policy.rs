@@ -104,8 +104,12 @@ group! {
         kv_indexer_ttl: Option<Duration> = None, SECS_OR_OFF, "kv-indexer-ttl-secs", NOTE.otherwise(BOUND);
         /// Most entries kept for each model; unset or 0: no bound.
         kv_indexer_max_entries: Option<NonZeroUsize> = None, COUNT_OR_OFF, "kv-indexer-max-entries", NOTE.otherwise(BOUND);
-        /// Tokenizers, for the size of prompts and what engines make of them: a tokenizer.json or a model's directory (with its chat template), `MODEL=PATH` for one model, or `cl100k_base`.
+        /// Tokenizers, for the size of prompts and what engines make of them: a tokenizer.json or a model's directory (with its chat template), `MODEL=PATH` for one model, `cl100k_base`, or `engine`: the engines' own, asked at /tokenize.
         tokenizers: Vec<TokenizerPath> = Vec::new(), TOKENIZERS, "tokenizer-path";
+        /// --tokenizer-path engine: longest time that an engine may take to say what it makes of a prompt.
+        tokenize_timeout: Duration = Duration::from_millis(250), MILLIS, "tokenize-timeout-ms";
+        /// --tokenizer-path engine: prompts that engines are asked about at once. Further ones are not asked about.
+        tokenize_at_once: NonZeroUsize = at_least_one(32), bounded::<4096>(), "tokenize-at-once";
         /// cache_aware: port at which every worker publishes KV events; unset: at its label kv_events_endpoint, or as it says itself.
         kv_events_port: Option<u16> = None, MAYBE_PORT, "kv-events-port";
         /// cache_aware: port at which every worker sends missed KV events again, beside --kv-events-port.

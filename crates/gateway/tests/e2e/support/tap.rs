@@ -1,7 +1,8 @@
 //! A tap: a listener between the gateway and one engine that notes each request to the byte, passes it on, or answers
 //! it by script.
 //!
-//! Only generation requests are noted and scripted; what probes ask goes through to the engine.
+//! Generation requests are noted and scripted; questions about a prompt (`/tokenize`) are too, apart from them. What
+//! probes ask goes through to the engine.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -131,6 +132,9 @@ struct Shared {
     seen: Mutex<Vec<Seen>>,
     /// Requests to drop one, which go through.
     aborts: Mutex<Vec<Seen>>,
+    /// Questions about a prompt, and how each is answered that is not passed on.
+    questions: Mutex<Vec<Seen>>,
+    tokenizes: Mutex<Option<Vec<Step>>>,
     scripts: Mutex<VecDeque<Vec<Step>>>,
     always: Mutex<Option<Vec<Step>>>,
     open: AtomicUsize,
@@ -153,6 +157,8 @@ impl Tap {
             engine,
             seen: Mutex::default(),
             aborts: Mutex::default(),
+            questions: Mutex::default(),
+            tokenizes: Mutex::default(),
             scripts: Mutex::default(),
             always: Mutex::default(),
             open: AtomicUsize::new(0),
@@ -179,8 +185,19 @@ impl Tap {
         *self.shared.always.lock().unwrap() = Some(steps.into());
     }
 
+    /// Every question about a prompt is answered so.
+    pub fn tokenizes(&self, steps: impl Into<Vec<Step>>) {
+        *self.shared.tokenizes.lock().unwrap() = Some(steps.into());
+    }
+
+    /// Questions about a prompt, as the gateway put them.
+    pub fn questions(&self) -> Vec<Seen> {
+        self.shared.questions.lock().unwrap().clone()
+    }
+
     /// No scripts any more.
     pub fn clear(&self) {
+        *self.shared.tokenizes.lock().unwrap() = None;
         self.shared.scripts.lock().unwrap().clear();
         *self.shared.always.lock().unwrap() = None;
     }
@@ -292,6 +309,9 @@ impl Wire {
         let mut steps = vec![Step::Pass];
         if seen.path == "/abort_request" {
             self.shared.aborts.lock().unwrap().push(seen);
+        } else if seen.path == "/tokenize" {
+            steps = self.shared.tokenizes.lock().unwrap().clone().unwrap_or(steps);
+            self.shared.questions.lock().unwrap().push(seen);
         } else if generates {
             let script = self.shared.scripts.lock().unwrap().pop_front();
             steps = script.or_else(|| self.shared.always.lock().unwrap().clone()).unwrap_or(steps);

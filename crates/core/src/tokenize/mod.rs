@@ -40,7 +40,7 @@ pub const QUESTION_MAX_BYTES: usize = 1 << 20;
 pub const ANSWER_MAX_BYTES: usize = 8 << 20;
 
 /// Deepest nesting of an answer, and its members.
-const ANSWER_MAX: BodyLimits = BodyLimits { max_bytes: ANSWER_MAX_BYTES, max_depth: 4, max_members: 64 };
+const SHAPE: BodyLimits = BodyLimits { max_bytes: ANSWER_MAX_BYTES, max_depth: 4, max_members: 64 };
 
 /// Members of a conversation that go into the question as they are.
 const CHAT: [&str; 7] = [
@@ -239,7 +239,7 @@ fn only_text(messages: &[u8]) -> Result<(), Unknown> {
 /// # Errors
 /// What is wrong with them.
 pub fn read(answer: Bytes) -> Result<Arc<[u32]>, &'static str> {
-    let answer = Envelope::parse(answer, &ANSWER_MAX).map_err(|_| "no JSON object of the right size")?;
+    let answer = Envelope::parse(answer, &SHAPE).map_err(|_| "no JSON object of the right size")?;
     answer.refuse_repeated(&["tokens", "count"]).map_err(|_| "a member stands twice")?;
     let tokens = answer.get("tokens").filter(|raw| scalar::kind(raw) == scalar::Kind::Array);
     let tokens = tokens.ok_or("there is no list of tokens")?;

@@ -1,3 +1,5 @@
+//! Questions, answers, whom to ask, and what is remembered.
+
 use super::*;
 use crate::fleet::{FleetChange, PairingMode, Role, Status, Worker};
 

@@ -118,6 +118,7 @@ impl Counting {
         for outcome in tokenize::Outcome::ALL {
             all.tokenize_questions.of([outcome.as_str()]);
         }
+        all.tokenize_seconds.of([]);
         all.pd_kv_failures.of([]);
         all.pd_bootstrap_failures.of([]);
         all.admission_waits.of([]);

@@ -73,6 +73,21 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_retries_refused_total{endpoint="generate",worker_type="decode"} 0
         baton_retries_refused_total{endpoint="generate",worker_type="prefill"} 0
         baton_retries_refused_total{endpoint="generate",worker_type="regular"} 0
+        baton_tokenize_questions_total{result="busy"} 0
+        baton_tokenize_questions_total{result="counted"} 0
+        baton_tokenize_questions_total{result="failed"} 0
+        baton_tokenize_questions_total{result="kept"} 0
+        baton_tokenize_questions_total{result="late"} 0
+        baton_tokenize_questions_total{result="no_route"} 0
+        baton_tokenize_questions_total{result="nobody"} 0
+        baton_tokenize_questions_total{result="refused"} 0
+        baton_tokenize_questions_total{result="unaskable"} 0
+        baton_tokenize_questions_total{result="unusable"} 0
+        baton_tokenize_seconds_bucket{le="+Inf"} 0
+        baton_tokenize_seconds_bucket{le="0.1"} 0
+        baton_tokenize_seconds_bucket{le="1"} 0
+        baton_tokenize_seconds_count 0
+        baton_tokenize_seconds_sum 0
         baton_worker_cb_transitions_total{worker="http://h:1"} 0
         baton_worker_cb_transitions_total{worker="http://h:2"} 0
         baton_worker_cb_transitions_total{worker="http://h:9"} 0

@@ -26,6 +26,7 @@ mod splice;
 mod text;
 
 use scan::Scanner;
+pub(crate) use scan::digits;
 pub use splice::{Edit, Pieces, Spliced};
 
 /// How much of a body is accepted.

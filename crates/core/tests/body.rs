@@ -370,3 +370,67 @@ fn single_values() {
     assert_eq!(scalar::member(br#"{"a":1,"\u0061":2}"#, "a"), Some(&b"2"[..]));
     assert_eq!(scalar::member(b"[1]", "a"), None);
 }
+
+/// The grammar takes short cuts through long lists of ids and long strings: what stands at their ends and edges.
+#[test]
+fn short_cuts_read_what_the_grammar_reads() {
+    let numbers = [
+        "0",
+        "7",
+        "12",
+        "12345678",
+        "123456789",
+        "1234567890123456",
+        "12345678901234567",
+        "-1",
+        "1.5",
+        "0e1",
+    ];
+    let others = ["[]", "[1,2]", "{}", "\"1\"", "true", "null", " 3", "4 "];
+    let broken = ["", "01", "00", "1a", "-", "1.", "+1", "1:", "1;", "1/", "0x1", "\u{e9}", "]"];
+    let all = numbers.iter().chain(&others).chain(&broken);
+    for (a, b) in all.clone().flat_map(|a| all.clone().map(move |b| (a, b))) {
+        for list in [format!("[{a},{b}]"), format!("[1,2,{a},3,{b},4]"), format!("[[{a},1],[2,{b}]]")] {
+            let ours = parse(format!("{{\"v\":{list}}}")).is_ok();
+            assert_eq!(ours, serde_json::from_str::<serde_json::Value>(&list).is_ok(), "{list}");
+        }
+    }
+}
+
+#[test]
+fn strings_end_where_they_end_however_long_they_are() {
+    for length in [0, 1, 7, 8, 31, 32, 33, 63, 4095, 4096, 4127, 4128, 4129, 8192, 8300] {
+        let plain = "x".repeat(length);
+        for end in [
+            "\"",
+            "\\\"\"",
+            "\\\\\"",
+            "\u{e9}\"",
+            "\u{1f600}yy\"",
+            "\n\"",
+            "\0\"",
+            "\x1f\"",
+            "\\x\"",
+            "",
+            "\\",
+        ] {
+            for tail in ["", "zz", &plain] {
+                let json = format!(
+                    "{{\"v\":\"{plain}{}{tail}{}",
+                    end.trim_end_matches('"'),
+                    if end.ends_with('"') { "\"}" } else { "" }
+                );
+                let ours = parse(&json);
+                let theirs = serde_json::from_str::<serde_json::Value>(&json);
+                assert_eq!(ours.is_ok(), theirs.is_ok(), "{length} {end:?} {}", tail.len());
+                let Ok(body) = ours else { continue };
+                let said = scalar::as_str(body.get("v").unwrap()).unwrap().into_owned();
+                assert_eq!(said, theirs.unwrap()["v"].as_str().unwrap());
+            }
+        }
+    }
+    let mut bytes = br#"{"v":""#.to_vec();
+    bytes.extend([b'x'; 5000]);
+    bytes.extend(b"\xff\"}");
+    assert!(parse(bytes).is_err(), "not UTF-8");
+}

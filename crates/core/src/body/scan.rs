@@ -1,7 +1,8 @@
 //! The JSON grammar, checked without building anything.
 //!
-//! Most bytes of a prompt stand in a few long strings, so the one loop that matters is [`plain`]: it goes over text
-//! that holds no quote, escape or control byte, 32 bytes at a time, in a form that compilers turn into vector code.
+//! Most bytes of a prompt stand in a few long strings or in one list of token ids, so two loops matter. [`plain`] goes
+//! over text that holds no quote, escape or control byte, in forms that compilers and libraries turn into vector code;
+//! [`Scanner::ids`] goes over numbers as token and block ids are written.
 //! UTF-8 is checked only for strings that hold a non-ASCII byte. Nesting is a stack on the heap side of a limit,
 //! never recursion: a body cannot overflow the thread's stack.
 
@@ -138,7 +139,13 @@ impl<'a> Scanner<'a> {
                     false
                 }
                 Some(b'{') => self.enter(Level::Object)?,
-                Some(b'[') => self.enter(Level::Array)?,
+                Some(b'[') => {
+                    let opened = self.enter(Level::Array)?;
+                    if opened {
+                        self.ids();
+                    }
+                    opened
+                }
                 Some(b'-' | b'0'..=b'9') => {
                     self.number()?;
                     false
@@ -290,11 +297,25 @@ impl<'a> Scanner<'a> {
 
     #[inline]
     fn digits(&mut self) -> Result<(), BodyError> {
-        let start = self.at;
-        while let Some(b'0'..=b'9') = self.peek() {
-            self.at += 1;
+        let count = digits(&self.text[self.at..]);
+        self.at += count;
+        if count == 0 { Err(self.bad(BAD_NUMBER)) } else { Ok(()) }
+    }
+
+    /// At an item of an array: goes over those that are nothing but digits and a comma, up to the first that is
+    /// something else, is blown up with blanks or has no comma behind it. That one is left to the whole grammar.
+    fn ids(&mut self) {
+        let mut at = self.at;
+        loop {
+            let start = at;
+            at += digits(&self.text[at..]);
+            let long_zero = self.text.get(start) == Some(&b'0') && at > start + 1;
+            if at == start || long_zero || self.text.get(at) != Some(&b',') {
+                return;
+            }
+            at += 1;
+            self.at = at;
         }
-        if self.at == start { Err(self.bad(BAD_NUMBER)) } else { Ok(()) }
     }
 
     fn literal(&mut self) -> Result<(), BodyError> {
@@ -345,25 +366,21 @@ fn plain(text: &[u8], mut at: usize, high: &mut bool) -> usize {
             None => return tail(text, at, high),
         }
     }
-    while let Some(block) = text.get(at..).and_then(<[u8]>::first_chunk::<32>) {
-        let (mut stop, mut top) = (0u8, 0u8);
-        for byte in block {
-            stop |= u8::from(*byte ^ 2 < 0x21) | u8::from(*byte == b'\\');
-            top |= byte;
-        }
+    while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+        let window = &rest[..rest.len().min(WINDOW)];
+        let stop = memchr::memchr2(b'"', b'\\', window);
+        let run = &window[..stop.unwrap_or(window.len())];
+        let (lowest, top) = run.iter().fold((u8::MAX, 0), |(low, top), byte| (low.min(*byte), top | byte));
         *high |= top >= 0x80;
-        if stop != 0 {
+        if lowest < 0x20 {
+            return at + run.iter().position(|byte| *byte < 0x20).unwrap_or(run.len());
+        }
+        at += run.len();
+        if stop.is_some() {
             break;
         }
-        at += 32;
     }
-    loop {
-        match word(text, &mut at, high) {
-            Some(true) => return at,
-            Some(false) => {}
-            None => return tail(text, at, high),
-        }
-    }
+    at
 }
 
 /// Looks at eight bytes: true if the text stops in them (`at` is where), `None` if there are no eight.
@@ -374,6 +391,22 @@ fn word(text: &[u8], at: &mut usize, high: &mut bool) -> Option<bool> {
     let stops = stops(word);
     *at += if stops == 0 { 8 } else { stops.trailing_zeros() as usize / 8 };
     Some(stops != 0)
+}
+
+/// How many digits a text begins with.
+#[inline]
+pub(crate) fn digits(text: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(eight) = text.get(at..).and_then(<[u8]>::first_chunk::<8>) {
+        // Digits become 0 to 9, which the sum leaves below 128. What it carries over runs upwards, so the lowest mark is exact.
+        let value = u64::from_le_bytes(*eight) ^ (ONES * u64::from(b'0'));
+        let others = (value.wrapping_add(ONES * 0x76) | value) & ONES << 7;
+        if others != 0 {
+            return at + others.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    at + text[at..].iter().take_while(|byte| byte.is_ascii_digit()).count()
 }
 
 /// The last bytes of a text, one by one.
@@ -387,6 +420,9 @@ fn tail(text: &[u8], mut at: usize, high: &mut bool) -> usize {
     }
     at
 }
+
+/// How much is looked at in one go: small enough to be in the nearest cache the second time.
+const WINDOW: usize = 4096;
 
 const ONES: u64 = u64::from_le_bytes([1; 8]);
 

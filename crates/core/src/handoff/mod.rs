@@ -9,6 +9,7 @@
 //! input.
 
 mod alone;
+mod blocks;
 mod deliver;
 mod finish;
 mod mint;

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use crate::body::scalar::{self, Kind};
 use crate::exchange::Handed;
 use crate::fault::Fault;
+use crate::handoff::blocks;
 use crate::handoff::deliver::Reading;
 use crate::record::HandoffResult;
 
@@ -82,7 +83,7 @@ impl Members {
             "do_remote_decode" => self.turned = scalar::as_bool(value) == Some(true),
             "transfer_id" => self.transfer = scalar::as_str(value).is_some_and(|id| id == transfer),
             "remote_engine_id" => self.engine = scalar::as_str(value).is_some_and(|id| !id.is_empty()),
-            "remote_block_ids" => (self.seen_blocks, self.blocks) = (true, blocks(value).err()),
+            "remote_block_ids" => (self.seen_blocks, self.blocks) = (true, blocks::check(value).err()),
             "remote_host" => {
                 self.host = scalar::as_str(value)
                     .is_some_and(|host| !host.is_empty() && !host.contains(char::is_whitespace));
@@ -103,7 +104,7 @@ impl Members {
             (self.turned, "do_remote_decode is true"),
             (!self.transfer, "transfer_id is not the one that the prefill was given"),
             (!self.engine, "remote_engine_id is missing, empty or not a string"),
-            (!self.seen_blocks, "remote_block_ids is missing"),
+            (!self.seen_blocks, blocks::NO_LIST),
             (!self.host, "remote_host is missing or no host"),
             (self.handshake.is_none(), "remote_handshake_port is missing or no port"),
             (self.notify.is_none(), "remote_notify_port is missing or no port"),
@@ -114,36 +115,6 @@ impl Members {
             Some((_, why)) => Err(why),
             None => self.blocks.map_or(Ok(()), Err),
         }
-    }
-}
-
-/// A flat list of block ids, or one list for each KV cache group; at least one id in all.
-fn blocks(value: &[u8]) -> Result<(), &'static str> {
-    const ODD: &str = "remote_block_ids holds something that is no block id";
-    if scalar::kind(value) != Kind::Array {
-        return Err("remote_block_ids is not a list");
-    }
-    let mut ids = 0usize;
-    let mut grouped = None;
-    for item in scalar::elements(value) {
-        let is_group = scalar::kind(item) == Kind::Array;
-        match is_group {
-            _ if grouped.replace(is_group).is_some_and(|before| before != is_group) => return Err(ODD),
-            true => {
-                for id in scalar::elements(item) {
-                    scalar::as_u64(id).ok_or(ODD)?;
-                    ids += 1;
-                }
-            }
-            false => {
-                scalar::as_u64(item).ok_or(ODD)?;
-                ids += 1;
-            }
-        }
-    }
-    match ids {
-        0 => Err("remote_block_ids names no block"),
-        _ => Ok(()),
     }
 }
 

@@ -12,6 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::load::Load;
 
+/// What an engine says is taken if it is a number, and not below 0. What is not counts as not said.
+pub fn usable(value: f64) -> Option<f64> {
+    (value.is_finite() && value >= 0.0).then_some(value)
+}
+
 /// One value, or none.
 #[derive(Debug)]
 pub struct Gauge(AtomicU64);

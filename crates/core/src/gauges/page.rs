@@ -11,7 +11,7 @@
 
 use smallvec::SmallVec;
 
-use super::Reading;
+use super::{Reading, usable};
 
 /// Longest line that is looked at, in bytes. Metrics that are read here have a few short labels.
 pub const LINE_MAX_BYTES: usize = 4096;
@@ -211,7 +211,7 @@ impl Page {
             (What::Throughput, said.throughput),
             (What::KvUsage, said.kv_usage),
         ] {
-            if let Some(value) = value.filter(|v| v.is_finite() && *v >= 0.0) {
+            if let Some(value) = value.and_then(usable) {
                 self.add(what, rank, value);
             }
         }
@@ -230,7 +230,7 @@ fn sample(line: &[u8]) -> Option<(What, Option<u32>, f64)> {
     };
     // A time may follow the value.
     let value: f64 = rest.split_ascii_whitespace().next()?.parse().ok()?;
-    (value.is_finite() && value >= 0.0).then_some((what, rank, value))
+    usable(value).map(|value| (what, rank, value))
 }
 
 /// The data-parallel rank that labels name, and what follows them. `None`: they do not end.

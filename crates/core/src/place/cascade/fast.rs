@@ -58,7 +58,7 @@ pub fn decode(sights: &[Sight], knobs: &Knobs) -> Option<(Check, Vec<usize>)> {
         return None;
     }
     // A worker that was just started has nothing yet and would draw everything.
-    let counts = values(sights, |s| s.observed.then_some(f64::from(s.count)));
+    let counts = values(sights, requests);
     if counts.spread() >= knobs.decode_spread {
         return Some((Check::Requests, counts.smallest()));
     }
@@ -66,12 +66,29 @@ pub fn decode(sights: &[Sight], knobs: &Knobs) -> Option<(Check, Vec<usize>)> {
     if throughputs.spread() > knobs.throughput_spread {
         return Some((Check::Throughput, throughputs.smallest()));
     }
-    let seconds =
-        |s: &Sight| s.drain.filter(|d| *d > 0.0).map(|drain| f64::from(s.count) / drain.max(DRAIN_MIN));
     let seconds = values(sights, seconds);
     let (least, most) = (seconds.least(), seconds.most());
     let uneven = seconds.0.len() == sights.len() && least > 0.0 && most / least > knobs.score_ratio;
     uneven.then(|| (Check::Drain, seconds.smallest()))
+}
+
+/// The least and the most of what a check compares, among those that have it.
+pub fn extremes(sights: &[Sight], check: Check) -> (f64, f64) {
+    let values = match check {
+        Check::Requests => values(sights, requests),
+        Check::Throughput => values(sights, |s| s.throughput),
+        Check::Drain => values(sights, seconds),
+    };
+    (values.least(), values.most())
+}
+
+fn requests(s: &Sight) -> Option<f64> {
+    s.observed.then_some(f64::from(s.count))
+}
+
+/// Seconds that it takes to finish what it has.
+fn seconds(s: &Sight) -> Option<f64> {
+    s.drain.filter(|d| *d > 0.0).map(|drain| f64::from(s.count) / drain.max(DRAIN_MIN))
 }
 
 /// One measure of those that have it.

@@ -44,7 +44,8 @@ pub struct Decision<'a> {
     prompt: Option<Holders<'a>>,
     /// The band that the plan has for the prompt, by group.
     band: Option<u32>,
-    advised: bool,
+    /// What the plan said, if it was asked.
+    advised: Option<String>,
     /// Slots that are not to be chosen.
     out: SmallVec<[u32; 8]>,
 }
@@ -63,7 +64,7 @@ impl<'a> Decision<'a> {
         let bytes = if by_bytes { look.ask.prompt.said_bytes() } else { 0 };
         let tokens = if routing.knobs.bucketing { tokens(look.ask) } else { 0 };
         let (yard, out) = (look.fleet.yard(), SmallVec::new());
-        Decision { cascade, look, routing, yard, tokens, bytes, prompt, band: None, advised: false, out }
+        Decision { cascade, look, routing, yard, tokens, bytes, prompt, band: None, advised: None, out }
     }
 
     fn knobs(&self) -> &'a Knobs {
@@ -91,7 +92,7 @@ impl<'a> Decision<'a> {
             }
             let ready = self.ready(true);
             let sorted = sort(self.yard, &ready, self.wanted())?;
-            self.advise(&sorted);
+            self.advise(&sorted, receipt);
             if let Some(placement) = self.attempt(sorted, tries >= TRIES, dice, receipt)? {
                 return Ok(placement);
             }
@@ -118,13 +119,28 @@ impl<'a> Decision<'a> {
     }
 
     /// Asks the plan of step 2b, once.
-    fn advise(&mut self, sorted: &Sorted<'_>) {
+    fn advise(&mut self, sorted: &Sorted<'_>, receipt: &mut Receipt) {
         let serves = self.knobs().bucketing && self.knobs().bucket_serve;
-        if self.advised || !serves || sorted.only_combined || self.tokens == 0 {
+        if !serves || sorted.only_combined || self.tokens == 0 {
             return;
         }
-        self.advised = true;
-        self.band = self.cascade.advise(sorted, self.knobs().serve_mode, self.tokens, self.look);
+        if self.advised.is_none() {
+            let advised = self.cascade.advise(sorted, self.knobs().serve_mode, self.tokens, self.look);
+            self.band = advised.and_then(|(group, _)| group);
+            self.advised = Some(if receipt.is_on() { self.said(advised) } else { String::new() });
+        }
+        if let Some(said) = self.advised.clone().filter(|_| receipt.is_on()) {
+            receipt.step("bucket_plan", false, || said);
+        }
+    }
+
+    /// In words: which roleset the plan has for the prompt, and whether the plan is new.
+    fn said(&self, advised: Option<(Option<u32>, bool)>) -> String {
+        let Some((group, refreshed)) = advised else { return "no model, no plan".to_owned() };
+        let name = group.and_then(|group| self.yard.groups.get(group as usize));
+        let whose = name.map_or("nobody's band", String::as_str);
+        let age = if refreshed { "a new plan" } else { "the plan in use" };
+        format!("{age} in mode {}: {} tokens go to {whose}", self.knobs().serve_mode.as_str(), self.tokens)
     }
 
     /// One choice. `None`: the load has changed before the place was taken, or a breaker let another request through.
@@ -270,8 +286,12 @@ impl<'a> Decision<'a> {
             by_session: !knobs.session_ttl.is_zero(),
         };
         let of_prefill = knobs.prefill_score.charges().then(|| {
-            let new = open.sessions.new_tokens(&turn, self.cascade.sessions, now);
-            (prefill.seat.slot, knobs.request_cost.saturating_add(new))
+            let (new, by) = open.sessions.new_by(&turn, self.cascade.sessions, now);
+            let cost = knobs.request_cost;
+            receipt.step("charge", false, || {
+                format!("{cost} for the request, {new} new tokens of {prompt}: {by}")
+            });
+            (prefill.seat.slot, cost.saturating_add(new))
         });
         let of_decode = self.decode_charge(decode);
         let charge = Charge { prefill: of_prefill, decode: of_decode, at: now, ttl: knobs.charge_ttl };

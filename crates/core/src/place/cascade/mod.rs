@@ -22,6 +22,7 @@ pub mod resolve;
 pub mod score;
 pub mod serve;
 pub mod sessions;
+mod shown;
 pub mod sight;
 pub mod traffic;
 pub mod words;
@@ -154,8 +155,15 @@ impl Cascade {
         }
     }
 
-    /// The group that the plan has for this length. Counts the prompt, but for that of a retry.
-    fn advise(&self, sorted: &Sorted<'_>, mode: ServeMode, tokens: u64, look: &Look<'_>) -> Option<u32> {
+    /// The group that the plan has for this length, and whether the plan is new. Counts the prompt, but for that of
+    /// a retry. `None`: there is no model to plan for.
+    fn advise(
+        &self,
+        sorted: &Sorted<'_>,
+        mode: ServeMode,
+        tokens: u64,
+        look: &Look<'_>,
+    ) -> Option<(Option<u32>, bool)> {
         let model = look.ask.model.as_deref().filter(|m| !m.is_empty())?;
         let mut serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
         if !serving.contains_key(model) {
@@ -172,7 +180,14 @@ impl Cascade {
             own.observe(tokens, look.now);
         }
         let advice = own.advise(tokens, mode, &groups, look.now);
-        advice.group.and_then(|at| sorted.groups.get(at)).map(|(group, _)| *group)
+        let group = advice.group.and_then(|at| sorted.groups.get(at)).map(|(group, _)| *group);
+        Some((group, advice.refreshed))
+    }
+
+    /// Shows what is remembered of each model's traffic, and the plans that are in use.
+    pub fn each_serving(&self, mut show: impl FnMut(&str, &Serving)) {
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        serving.iter().for_each(|(model, own)| show(model, own));
     }
 
     /// The longest prompt that each roleset is banded to, by the plans in use.

@@ -81,7 +81,14 @@ fn overflows(pool: &Pool<'_>, receipt: &mut Receipt) -> bool {
     let busy = pool.prefill.iter().any(saturated) || pool.decode.iter().any(saturated);
     let idle = pool.combined.iter().any(|c| c.sight.queue_s() < IDLE_S);
     receipt.step("overflow", busy && idle, || {
-        format!("a leg is saturated: {busy}; a combined worker is idle: {idle}")
+        let seconds = |list: &[Candidate<'_>]| list.iter().map(|c| c.sight.queue_s()).collect::<Vec<_>>();
+        let longest = |list| seconds(list).into_iter().fold(0.0, f64::max);
+        format!(
+            "seconds to drain: prefills {} at most, decodes {} at most, combined {} at least",
+            longest(&pool.prefill),
+            longest(&pool.decode),
+            seconds(&pool.combined).into_iter().fold(f64::INFINITY, f64::min)
+        )
     });
     busy && idle
 }
@@ -149,9 +156,18 @@ fn spread_decode(
     dice: &mut Dice,
     receipt: &mut Receipt,
 ) -> Option<Vec<String>> {
-    let found = fast::decode(&sights(&pool.decode), terms.knobs);
+    let seen = sights(&pool.decode);
+    let found = fast::decode(&seen, terms.knobs);
     receipt.step("decode_load_imbalance", found.is_some(), || {
-        found.as_ref().map_or("no check fired", |(check, _)| Check::as_str(*check)).to_owned()
+        let check = found.as_ref().map_or_else(
+            || "no check fired".to_owned(),
+            |(check, _)| {
+                let (least, most) = fast::extremes(&seen, *check);
+                format!("{}, {least} to {most}", Check::as_str(*check))
+            },
+        );
+        let Most { requests, throughput, free_pct } = Most::of(&seen);
+        format!("{check}; at most {requests} requests, {throughput} tokens a second, {free_pct} % free")
     });
     let (_, equals) = found?;
     let drawn = pool.decode[equals[dice.below(equals.len())]];
@@ -177,6 +193,9 @@ fn keep_band(pool: &mut Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) {
         if fires { "the band's roleset alone" } else { "the band's roleset has no pair left" }.to_owned()
     });
 }
+
+/// Rolesets whose sums are told, the lowest.
+const SUMS_TOLD: usize = 8;
 
 /// Equals on one leg of one roleset.
 struct Best {
@@ -214,11 +233,15 @@ fn best_pair(
     let (d, most_d) = best_of(&pool.decode, &decode, 0.01);
     let mut lowest = f64::INFINITY;
     let mut equals: Vec<(&Best, &Best)> = Vec::new();
+    let mut sums: Vec<(f64, &Best)> = Vec::new();
     for p in &p {
         let Some(d) = d.iter().find(|d| d.roleset == p.roleset) else { continue };
         let sum = p.score / most_p + d.score / most_d;
         // Two infinite scores have no share of each other: no reason to choose them, none to refuse.
         let sum = if sum.is_nan() { f64::INFINITY } else { sum };
+        if receipt.is_on() {
+            sums.push((sum, p));
+        }
         if sum < lowest || equals.is_empty() {
             (lowest, equals) = (sum, vec![(p, d)]);
         } else if sum == lowest {
@@ -226,7 +249,10 @@ fn best_pair(
         }
     }
     receipt.step("pair", !equals.is_empty(), || {
-        format!("{} rolesets with both legs; the best has {lowest}", p.len().min(d.len()))
+        sums.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let named = |(sum, best): &(f64, &Best)| format!("{} {sum}", pool.prefill[best.equals[0]].name);
+        let lowest: Vec<String> = sums.iter().take(SUMS_TOLD).map(named).collect();
+        format!("{} rolesets with both legs, by their prefill: {}", sums.len(), lowest.join(", "))
     });
     if receipt.is_on() {
         let all = |list: &[Candidate<'_>], of: fn(&(&Best, &Best)) -> Vec<usize>| {

@@ -12,12 +12,13 @@ const PLAN_AGE: Duration = Duration::from_secs(5);
 /// Plans of one model that are kept: one for each mode and set of rolesets that requests see.
 const PLANS_MAX: usize = 8;
 
+/// Who should serve which lengths.
 #[derive(Debug)]
-struct Plan {
-    mode: ServeMode,
-    groups: Vec<Group>,
-    bands: Vec<Band>,
-    made: Instant,
+pub struct Plan {
+    pub mode: ServeMode,
+    pub groups: Vec<Group>,
+    pub bands: Vec<Band>,
+    pub made: Instant,
 }
 
 /// Who should serve a length, and whether the plan is new.
@@ -44,6 +45,16 @@ impl Serving {
     /// Counts a prompt.
     pub fn observe(&mut self, tokens: u64, now: Instant) {
         self.traffic.observe(tokens, now);
+    }
+
+    /// Prompts by length, of late.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// The plans that are kept, the oldest first.
+    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.plans.iter()
     }
 
     /// When a prompt was last counted.

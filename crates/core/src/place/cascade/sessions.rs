@@ -1,6 +1,7 @@
 //! How long was a session's last prompt? A turn that resends its history is charged for what is new in it.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use crate::time::{Duration, Instant};
 
@@ -26,6 +27,27 @@ struct Last {
     at: Instant,
 }
 
+/// By which rule was it found how much of a prompt is new?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// What the session has grown by.
+    Session,
+    /// What the worker does not hold: this share of it matches, in percent.
+    Match(u32),
+    /// All of it.
+    Prompt,
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            By::Session => f.write_str("its session has grown by that"),
+            By::Match(percent) => write!(f, "{percent} % match"),
+            By::Prompt => f.write_str("nobody looked what matches"),
+        }
+    }
+}
+
 /// The last prompt of each session. No more than so many sessions: a client cannot grow it.
 #[derive(Debug, Default)]
 pub struct Sessions {
@@ -44,6 +66,11 @@ impl Sessions {
     /// Tokens of the prompt that have to be computed, by the first rule that applies: what the session has grown
     /// by, what the worker does not hold, all of it. Remembers the prompt's length for the session's next turn.
     pub fn new_tokens(&mut self, turn: &Turn<'_>, rule: SessionRule, now: Instant) -> u64 {
+        self.new_by(turn, rule, now).0
+    }
+
+    /// The same, and by which rule.
+    pub fn new_by(&mut self, turn: &Turn<'_>, rule: SessionRule, now: Instant) -> (u64, By) {
         let grown = turn.key.filter(|k| !k.is_empty() && k.len() <= KEY_MAX).and_then(|key| {
             let key = format!("{}\0{key}", turn.model);
             let fresh = |l: &&Last| now.since(l.at) <= rule.ttl;
@@ -52,13 +79,14 @@ impl Sessions {
             let grown = turn.prompt_tokens.checked_sub(last?).filter(|n| *n > 0)?;
             turn.by_session.then_some(grown)
         });
-        grown.unwrap_or_else(|| match turn.matched_pct {
-            Some(matched) => {
+        match (grown, turn.matched_pct) {
+            (Some(grown), _) => (grown, By::Session),
+            (None, Some(matched)) => {
                 let missing = u128::from(100 - matched.min(100));
-                (u128::from(turn.prompt_tokens) * missing / 100) as u64
+                ((u128::from(turn.prompt_tokens) * missing / 100) as u64, By::Match(matched))
             }
-            None => turn.prompt_tokens,
-        })
+            (None, None) => (turn.prompt_tokens, By::Prompt),
+        }
     }
 
     fn remember(&mut self, key: String, tokens: u64, rule: SessionRule, now: Instant) {

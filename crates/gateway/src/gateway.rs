@@ -199,6 +199,16 @@ pub fn admission_rule(config: &Config, cores: usize) -> AdmissionRule {
     }
 }
 
+/// When a worker's breaker opens, and for how long.
+pub fn breaker_rule(config: &Config) -> BreakerRule {
+    BreakerRule {
+        enabled: !config.breaker.disabled,
+        failure_threshold: config.breaker.failure_threshold.get(),
+        success_threshold: config.breaker.success_threshold.get(),
+        rest: config.breaker.open_duration,
+    }
+}
+
 /// What decisions are made by, from the config.
 pub fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
     let retry = &config.retry;
@@ -211,12 +221,7 @@ pub fn rules(config: &Config, handoff: handoff::Rules) -> Rules {
             multiplier: retry.backoff_multiplier,
             jitter: retry.jitter_factor,
         },
-        breaker: BreakerRule {
-            enabled: !config.breaker.disabled,
-            failure_threshold: config.breaker.failure_threshold.get(),
-            success_threshold: config.breaker.success_threshold.get(),
-            rest: config.breaker.open_duration,
-        },
+        breaker: breaker_rule(config),
         exchange: ExchangeLimits {
             request_timeout: config.timeouts.request,
             prefill_answer_max_bytes: answer_max,

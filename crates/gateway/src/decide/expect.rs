@@ -11,19 +11,30 @@ const NEAR: f64 = 1e-9;
 /// is that, `skipped` for one that was skipped; `{pair: true}` for the entry whose `name` is `pair` and that fired;
 /// nothing for one that is not there. `~TEXT` is met by a text that contains it. `@1` at the top stands for
 /// what the first output has there, `!@1` for anything but that.
-pub fn unmet(due: &[Value], got: &[Value]) -> Vec<String> {
-    let of_request = |(i, (due, own)): (usize, (&Value, &Value))| {
-        let why = refers(due, own, got).or_else(|| walk(due, own, ""))?;
-        Some(format!("request {}: {why}", i + 1))
+///
+/// An entry that stands for several requests has an output for each, and all of them must be as it says.
+pub fn unmet(due: &[Value], got: &[Vec<Value>]) -> Vec<String> {
+    let of_request = |(i, (due, outputs)): (usize, (&Value, &Vec<Value>))| {
+        outputs.iter().enumerate().find_map(|(time, own)| {
+            let why = refers(due, own, got).or_else(|| walk(due, own, ""))?;
+            let which = if outputs.len() > 1 { format!(", time {}", time + 1) } else { String::new() };
+            Some(format!("request {}{which}: {why}", i + 1))
+        })
     };
     due.iter().zip(got).enumerate().filter_map(of_request).collect()
 }
 
+/// Where one output is not as this says.
+pub fn unmet_of(due: &Value, got: &Value) -> Option<String> {
+    walk(due, got, "")
+}
+
 /// The first member that refers to another output and is not as that says.
-fn refers(due: &Value, own: &Value, all: &[Value]) -> Option<String> {
+fn refers(due: &Value, own: &Value, all: &[Vec<Value>]) -> Option<String> {
     due.as_object()?.iter().find_map(|(key, due)| {
         let (equal, at) = reference(due)?;
-        let there = at.checked_sub(1).and_then(|at| all.get(at)).map_or(&Value::Null, |other| &other[key]);
+        let there =
+            at.checked_sub(1).and_then(|at| all.get(at)?.first()).map_or(&Value::Null, |other| &other[key]);
         let not = if equal { "" } else { "anything but " };
         ((own[key] == *there) != equal).then(|| format!("{key}: {} instead of {not}{there}", own[key]))
     })
@@ -62,6 +73,7 @@ fn walk(due: &Value, got: &Value, at: &str) -> Option<String> {
         }
         (Value::Number(a), Value::Number(b)) => {
             let near = match (a.as_f64(), b.as_f64()) {
+                _ if a.is_u64() && b.is_u64() => a == b,
                 (Some(a), Some(b)) => (a - b).abs() <= NEAR * a.abs().max(1.0),
                 _ => a == b,
             };
@@ -99,7 +111,7 @@ mod tests {
         let got = json!({"prefill": "p1", "n": 0.1 + 0.2, "prefill_scores": [
             {"worker": "p1", "score": 2.5, "terms": {"load": 1.0}, "skipped": null},
             {"worker": "p2", "score": 9.0, "terms": {}, "skipped": "full"}]});
-        let one = |due: Value| unmet(&[due], std::slice::from_ref(&got));
+        let one = |due: Value| unmet(&[due], &[vec![got.clone()]]);
         for due in [
             json!({}),
             json!({"prefill": "p1"}),
@@ -119,10 +131,14 @@ mod tests {
         ] {
             assert_eq!(one(due.clone()), [format!("request 1: {why}")], "{due}");
         }
-        assert_eq!(unmet(&[json!([1])], &[json!([1, 2])]), ["request 1: output: [1,2] instead of [1]"]);
+        assert_eq!(unmet(&[json!([1])], &[vec![json!([1, 2])]]), ["request 1: output: [1,2] instead of [1]"]);
+        let most = json!({"n": u64::MAX});
+        assert_eq!(unmet_of(&json!({"n": u64::MAX - 1}), &most).is_some(), unmet_of(&most, &most).is_none());
         let (same, other) = (json!({"prefill": "@1"}), json!({"prefill": "!@1"}));
-        let got = [json!({"prefill": "a"}), json!({"prefill": "a"}), json!({"prefill": "b"})];
+        let got = ["a", "a", "b"].map(|id| vec![json!({"prefill": id})]);
         assert!(unmet(&[json!({}), same.clone(), other.clone()], &got).is_empty());
+        let twice = [vec![json!({"n": 1}), json!({"n": 2})]];
+        assert_eq!(unmet(&[json!({"n": 1})], &twice), ["request 1, time 2: n: 2 instead of 1"]);
         assert_eq!(
             unmet(&[json!({}), other, same], &got),
             [

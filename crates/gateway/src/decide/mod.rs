@@ -7,7 +7,10 @@ mod expect;
 mod output;
 mod read;
 mod replay;
+mod request;
 mod scenario;
+mod spell;
+mod state;
 
 use std::fmt;
 
@@ -16,6 +19,11 @@ use serde_json::{Value, json};
 
 pub use output::Decision;
 pub use scenario::REQUESTS_MAX;
+pub use spell::SPELLED_MAX_BYTES;
+pub use state::State;
+
+use replay::Played;
+use scenario::Scenario;
 
 use crate::config::{Config, settings};
 
@@ -49,6 +57,8 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// In the order of the scenario's requests.
     pub decisions: Vec<Decision>,
+    /// Of the fleet, at the end.
+    pub state: State,
     /// Where an output is not as the scenario expects, one sentence each.
     pub unmet: Vec<String>,
 }
@@ -60,6 +70,7 @@ impl Report {
             "scenario": self.path,
             "warnings": self.warnings,
             "requests": requests,
+            "state": self.state.to_json(),
             "unmet": self.unmet,
         })
     }
@@ -69,6 +80,7 @@ impl Report {
         for (i, decision) in (1..).zip(&self.decisions) {
             out += &format!("request {i}: {}", decision.to_text());
         }
+        out += &self.state.to_text();
         for unmet in &self.unmet {
             out += &format!("not as expected: {unmet}\n");
         }
@@ -110,13 +122,27 @@ pub fn decide(path: &str, text: &str) -> Result<Report, BadScenario> {
             .filter(|(name, _)| !is_read(name))
             .map(|(name, _)| format!("{name} is read by nothing here")),
     );
-    let (decisions, complaints) = replay::play(&scenario, &loaded.config);
+    let Played { decisions, complaints, state } = replay::play(&scenario, &loaded.config);
     warnings.extend(complaints);
-    let unmet = scenario.expect.map_or_else(Vec::new, |due| {
-        let got: Vec<Value> = decisions.iter().map(Decision::to_json).collect();
-        expect::unmet(&due, &got)
-    });
-    Ok(Report { path: path.to_owned(), warnings, decisions, unmet })
+    let mut report = Report { path: path.to_owned(), warnings, decisions, state, unmet: Vec::new() };
+    report.unmet = unmet(&scenario, &report);
+    Ok(report)
+}
+
+/// Where the output is not as the scenario expects.
+fn unmet(scenario: &Scenario, report: &Report) -> Vec<String> {
+    let mut unmet = Vec::new();
+    if let Some(due) = &scenario.expect {
+        let mut got: Vec<Vec<Value>> = due.iter().map(|_| Vec::new()).collect();
+        for (request, decision) in scenario.requests.iter().zip(&report.decisions) {
+            got[request.listed].push(decision.to_json());
+        }
+        unmet.extend(expect::unmet(due, &got));
+    }
+    if let Some(due) = &scenario.expect_output {
+        unmet.extend(expect::unmet_of(due, &report.to_json()));
+    }
+    unmet
 }
 
 /// Does any setting come from this variable?

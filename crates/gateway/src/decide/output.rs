@@ -3,8 +3,10 @@
 use std::fmt::Write;
 
 use baton_core::fault::Fault;
-use baton_core::place::Placement;
+use baton_core::place::cascade::knobs::Knobs;
+use baton_core::place::cascade::resolve::Routing;
 use baton_core::place::receipt::Receipt;
+use baton_core::place::{Placement, Taken};
 use serde_json::{Value, json};
 
 use crate::explain;
@@ -17,6 +19,10 @@ pub struct Decision {
     decode: Option<String>,
     receipt: Receipt,
     fault: Option<(u16, &'static str, String)>,
+    /// Settings of the cascade that the request's profile changes.
+    settings: Vec<(&'static str, String)>,
+    /// The second try, if the first has failed.
+    pub retried: Option<Box<Decision>>,
 }
 
 impl Decision {
@@ -27,7 +33,25 @@ impl Decision {
             Placement::Prefill { worker } => ("prefill", name(worker), None),
             Placement::Pair { prefill, decode } => ("pair", name(prefill), name(decode)),
         };
-        Decision { outcome, prefill, decode, receipt, fault: None }
+        Decision { outcome, prefill, decode, receipt, ..Decision::default() }
+    }
+
+    /// Another decode for what this prefill has computed.
+    pub fn replaced(prefill: &str, decode: &Taken, receipt: Receipt) -> Decision {
+        let (prefill, decode) = (Some(prefill.to_owned()), Some(decode.seat.worker.id.clone()));
+        Decision { outcome: "pair", prefill, decode, receipt, ..Decision::default() }
+    }
+
+    /// Tells what the request's own settings change of everybody's.
+    pub fn under(self, all: &Knobs, routing: &Routing) -> Decision {
+        let settings = match *routing.knobs == *all {
+            true => Vec::new(),
+            false => {
+                let everybodys = all.shown();
+                routing.knobs.shown().into_iter().filter(|own| !everybodys.contains(own)).collect()
+            }
+        };
+        Decision { settings, ..self }
     }
 
     pub fn fault(fault: &Fault, receipt: Receipt) -> Decision {
@@ -46,6 +70,8 @@ impl Decision {
         all.insert("prefill".into(), json!(self.prefill));
         all.insert("decode".into(), json!(self.decode));
         all.insert("fault".into(), json!(fault));
+        all.insert("settings".into(), settings(&self.settings));
+        all.insert("retried".into(), self.retried.as_ref().map_or(Value::Null, |again| again.to_json()));
         Value::Object(all)
     }
 
@@ -94,6 +120,15 @@ impl Decision {
         for charge in &receipt.charges {
             let _ = writeln!(out, "    charge {}: {} {} tokens", charge.worker, charge.tokens, charge.what);
         }
+        if let Some(again) = &self.retried {
+            out += &format!("  after its failure: {}", again.to_text());
+        }
         out
     }
+}
+
+/// Settings by name: numbers and switches as such.
+pub fn settings(all: &[(&'static str, String)]) -> Value {
+    let read = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.as_str()));
+    Value::Object(all.iter().map(|(name, value)| ((*name).to_owned(), read(value))).collect())
 }

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use baton_core::gauges::usable;
 use serde_json::{Map, Number, Value};
 
 use crate::config::nearest;
@@ -127,12 +128,25 @@ pub fn number(node: Node, what: &str) -> Result<f64, Broken> {
     }
 }
 
-/// A number from 0 to 1.
-pub fn share(node: Node, what: &str) -> Result<f64, Broken> {
+/// A number that an engine says. It may say one that is none, or that has no end; what comes of that is what would
+/// come of it on a page of its metrics.
+pub fn said(node: Node, what: &str) -> Result<Option<f64>, Broken> {
+    if let Tree::Scalar { text, plain: true } = &node.value {
+        match text.as_str() {
+            ".nan" | ".NaN" | ".NAN" => return Ok(usable(f64::NAN)),
+            ".inf" | ".Inf" | ".INF" => return Ok(usable(f64::INFINITY)),
+            _ => {}
+        }
+    }
+    number(node, what).map(usable)
+}
+
+/// The same of a number from 0 to 1.
+pub fn share(node: Node, what: &str) -> Result<Option<f64>, Broken> {
     let line = node.line;
-    match number(node, what)? {
-        x if x <= 1.0 => Ok(x),
-        x => Err((line, format!("{what} must be at most 1, not {x}"))),
+    match said(node, what)? {
+        Some(x) if x > 1.0 => Err((line, format!("{what} must be at most 1, not {x}"))),
+        x => Ok(x),
     }
 }
 

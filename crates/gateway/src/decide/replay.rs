@@ -7,21 +7,24 @@ use std::sync::Arc;
 
 use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Edit, Envelope, scalar};
+use baton_core::breaker::{BreakerRule, Verdict};
 use baton_core::dice::Dice;
-use baton_core::fault::Fault;
+use baton_core::fault::{Fault, LegName};
 use baton_core::fleet::{Fleet, FleetChange, Role, Seat, Status};
 use baton_core::load::Lease;
 use baton_core::place::cascade::books::{self, Books, SWEEP};
 use baton_core::place::cascade::knobs::Knobs;
-use baton_core::place::cascade::ledger::Charge;
-use baton_core::place::cascade::resolve::resolve;
+use baton_core::place::cascade::ledger::{Charge, Stale};
+use baton_core::place::cascade::resolve::{Routing, resolve};
 use baton_core::place::cascade::yard;
 use baton_core::place::receipt::Receipt;
-use baton_core::place::{Look, Miss, Placement, Strategies, Strategy, Taken};
+use baton_core::place::{Computed, Look, Miss, Strategies, Strategy, Taken};
 use baton_core::time::{Duration, Instant};
 
 use super::output::Decision;
-use super::scenario::{Held, Incoming, Member, Scenario};
+use super::request::{Failure, Incoming, Retried};
+use super::scenario::{Held, Member, Scenario};
+use super::state::State;
 use crate::config::Config;
 use crate::edge::{hints, http::malformed};
 use crate::gateway;
@@ -42,25 +45,51 @@ struct World<'a> {
     dice: Dice,
     /// What the scenario says is in flight.
     _held: (Vec<Lease>, Vec<Charged>),
-    /// When charges that were lost were last looked for.
+    /// When charges that were lost were last looked for, and what was found.
     swept: Instant,
-    /// By request: its prefill, and its decode or whole worker.
-    flying: Vec<[Option<Taken>; 2]>,
+    stale: Vec<Stale>,
+    breaker: BreakerRule,
+    /// By request.
+    flying: Vec<Flight>,
+}
+
+/// A request that was placed.
+#[derive(Default)]
+struct Flight {
+    /// Its prefill, and its decode or whole worker.
+    legs: [Option<Taken>; 2],
+    /// What another try goes by.
+    again: Option<(Ask, Routing)>,
+    /// Who was tried, the prefill first.
+    tried: Vec<u32>,
+    prefill: Option<String>,
+    kv_charge: Option<u64>,
 }
 
 /// What happens at a moment. At one and the same, room is made before it is taken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     PrefillDone,
+    Fail,
     Done,
     Arrive,
     /// Of a request that arrives at the same moment.
     PrefillDoneAtOnce,
+    FailAtOnce,
     DoneAtOnce,
 }
 
-/// One decision for each request, in the order of the scenario, and what of the workers' configs cannot be used.
-pub fn play(scenario: &Scenario, config: &Config) -> (Vec<Decision>, Vec<String>) {
+/// What came of a scenario.
+pub struct Played {
+    /// One for each request, in the order of the scenario.
+    pub decisions: Vec<Decision>,
+    /// What of the workers' configs cannot be used.
+    pub complaints: Vec<String>,
+    /// When the last has happened, or at the moment that the scenario names.
+    pub state: State,
+}
+
+pub fn play(scenario: &Scenario, config: &Config) -> Played {
     let mut world = World::new(scenario, config);
     let complaints = yard::complaints(&Fleet::default(), &world.fleet).into_iter();
     let complaints = complaints.map(|(worker, why)| format!("{} of {worker}: {why}", yard::CONFIG)).collect();
@@ -70,16 +99,25 @@ pub fn play(scenario: &Scenario, config: &Config) -> (Vec<Decision>, Vec<String>
         world.sweep(now);
         match step {
             Step::Arrive => decisions[i] = Some(world.arrive(&scenario.requests[i], i, now)),
-            Step::PrefillDone | Step::PrefillDoneAtOnce => world.prefill_done(i),
-            Step::Done | Step::DoneAtOnce => {
-                world.prefill_done(i);
-                if let Some(answered) = world.flying[i][1].take() {
-                    answered.seat.pulse.answers();
+            Step::PrefillDone | Step::PrefillDoneAtOnce => world.prefill_done(i, now),
+            Step::Fail | Step::FailAtOnce => {
+                let failure = scenario.requests[i].failure;
+                let again = failure.and_then(|failure| world.fail(failure, i, now));
+                if let Some(decision) = decisions[i].as_mut() {
+                    decision.retried = again.map(Box::new);
                 }
+            }
+            Step::Done | Step::DoneAtOnce => {
+                world.prefill_done(i, now);
+                let answered = world.flying[i].legs[1].take();
+                answered.into_iter().for_each(|taken| world.answered(&taken, now));
             }
         }
     }
-    (decisions.into_iter().flatten().collect(), complaints)
+    let last = world.last_moment(scenario);
+    world.sweep(last);
+    let state = State::of(&world.fleet, (&world.strategies, &world.knobs), &world.stale, last);
+    Played { decisions: decisions.into_iter().flatten().collect(), complaints, state }
 }
 
 fn agenda(requests: &[Incoming]) -> Vec<(Instant, Step, usize)> {
@@ -89,6 +127,9 @@ fn agenda(requests: &[Incoming]) -> Vec<(Instant, Step, usize)> {
         agenda.push((request.at, Step::Arrive, i));
         if let Some(at) = request.prefill_done_at {
             agenda.push((at, at_once(at, Step::PrefillDone, Step::PrefillDoneAtOnce), i));
+        }
+        if let Some(Failure { at, .. }) = request.failure {
+            agenda.push((at, at_once(at, Step::Fail, Step::FailAtOnce), i));
         }
         if let Some(at) = request.done_at {
             agenda.push((at, at_once(at, Step::Done, Step::DoneAtOnce), i));
@@ -117,7 +158,8 @@ impl World<'_> {
             FleetChange::Join(seat)
         };
         let fleet = Fleet::new(settings.pairing).with((0..).zip(&scenario.workers).map(join));
-        let knobs = gateway::knobs(config);
+        let mut knobs = gateway::knobs(config);
+        scenario.beyond.apply(Arc::make_mut(&mut knobs));
         let strategies = gateway::strategies(config, &knobs);
         let seats: Vec<Arc<Seat>> = fleet.seats().cloned().collect();
         let mut charged = Vec::new();
@@ -139,7 +181,9 @@ impl World<'_> {
             dice: Dice::new(scenario.seed),
             _held: (held, charged),
             swept: Instant::ZERO.after(BEGIN),
-            flying: scenario.requests.iter().map(|_| [None, None]).collect(),
+            stale: Vec::new(),
+            breaker: gateway::breaker_rule(config),
+            flying: scenario.requests.iter().map(|_| Flight::default()).collect(),
         }
     }
 
@@ -154,22 +198,68 @@ impl World<'_> {
             Ok(routing) => routing,
             Err(fault) => return Decision::fault(&fault, Receipt::on()),
         };
-        let look = Look { routing: Some(&routing), ..Look::new(&self.fleet, &ask, now) };
-        let look = Look { receipt: Receipt::on().into(), ..look };
-        let placement = self.strategies.of(&routing).place(&look, &mut self.dice.split());
+        let decision = self.place(i, (&ask, &routing), now);
+        // Only what will fail is tried again.
+        self.flying[i].again = request.failure.map(|_| (ask, routing));
+        decision
+    }
+
+    /// Chooses workers, not those that were tried for this request if there are others.
+    fn place(&mut self, i: usize, (ask, routing): (&Ask, &Routing), now: Instant) -> Decision {
+        let flight = &mut self.flying[i];
+        let look = Look { routing: Some(routing), ..Look::new(&self.fleet, ask, now) };
+        let look = Look { receipt: Receipt::on().into(), ..look.after(&flight.tried) };
+        let placement = self.strategies.of(routing).place(&look, &mut self.dice.split());
         let receipt = look.into_receipt();
-        match placement {
+        let decision = match placement {
             Ok(placement) => {
                 let decision = Decision::placed(&placement, receipt);
-                self.flying[i] = match placement {
-                    Placement::Whole { worker } => [None, Some(worker)],
-                    Placement::Prefill { worker } => [Some(worker), None],
-                    Placement::Pair { prefill, decode } => [Some(prefill), Some(decode)],
-                };
+                flight.board(placement.into_legs());
                 decision
             }
             Err(Miss::Nobody(fault) | Miss::Full(fault)) => Decision::fault(&fault, receipt),
-        }
+        };
+        decision.under(&self.knobs, routing)
+    }
+
+    /// Another decode for what the prefill has computed.
+    fn replace(&mut self, i: usize, (ask, routing): (&Ask, &Routing), now: Instant) -> Decision {
+        let flight = &mut self.flying[i];
+        let look = Look { routing: Some(routing), ..Look::new(&self.fleet, ask, now) };
+        let look = Look { receipt: Receipt::on().into(), ..look.after(&flight.tried) };
+        let strategy = self.strategies.of(routing);
+        let prefill = flight.prefill.clone().unwrap_or_default();
+        let computed = Computed { prefill: &prefill, kv_charge: flight.kv_charge };
+        let decode = strategy.replace(&look, computed, &mut self.dice.split());
+        let receipt = look.into_receipt();
+        let decision = match decode {
+            Some(decode) => {
+                let decision = Decision::replaced(&prefill, &decode, receipt);
+                flight.tried.push(decode.seat.slot);
+                flight.legs = [None, Some(decode)];
+                decision
+            }
+            None => {
+                let none = Fault::NoWorker { leg: LegName::Decode, registered: true };
+                Decision::fault(&none, receipt)
+            }
+        };
+        decision.under(&self.knobs, routing)
+    }
+
+    /// A worker has failed the request: everything that it holds goes back, and what was expected of its prefill is
+    /// not. Gives what another try comes to, if there is one.
+    fn fail(&mut self, failure: Failure, i: usize, now: Instant) -> Option<Decision> {
+        let mut legs = std::mem::take(&mut self.flying[i].legs);
+        let blamed = legs[usize::from(!failure.of_prefill)].take()?;
+        blamed.seat.pulse.record(Verdict::Bad, &self.breaker, now);
+        drop((blamed, legs));
+        let again = self.flying[i].again.take()?;
+        let decision = match failure.retried? {
+            Retried::Pair => self.place(i, (&again.0, &again.1), now),
+            Retried::Decode => self.replace(i, (&again.0, &again.1), now),
+        };
+        Some(decision)
     }
 
     fn read(&self, request: &Incoming) -> Result<Ask, Fault> {
@@ -189,7 +279,7 @@ impl World<'_> {
         // Of several looks in a row the last two have the same effect as all.
         for back in (0..passed.min(2)).rev() {
             let at = self.swept.after(SWEEP.saturating_mul(u32::try_from(passed - back).unwrap_or(u32::MAX)));
-            cascade.sweep(at);
+            self.stale.extend(cascade.sweep(at));
             if back == 0 {
                 self.swept = at;
             }
@@ -197,13 +287,36 @@ impl World<'_> {
     }
 
     /// The prompt is computed, and the place of its worker is free.
-    fn prefill_done(&mut self, i: usize) {
-        for taken in self.flying[i].iter_mut().flatten() {
-            taken.computed();
+    fn prefill_done(&mut self, i: usize, now: Instant) {
+        let legs = &mut self.flying[i].legs;
+        legs.iter_mut().flatten().for_each(Taken::computed);
+        if let Some(taken) = legs[0].take() {
+            self.answered(&taken, now);
         }
-        if let Some(answered) = self.flying[i][0].take() {
-            answered.seat.pulse.answers();
-        }
+    }
+
+    fn answered(&self, taken: &Taken, now: Instant) {
+        taken.seat.pulse.answers();
+        taken.seat.pulse.record(Verdict::Good, &self.breaker, now);
+    }
+
+    /// When nothing is left to happen, or when the scenario says.
+    fn last_moment(&self, scenario: &Scenario) -> Instant {
+        let of = |request: &Incoming| {
+            let failed = request.failure.map(|failure| failure.at);
+            [Some(request.at), request.prefill_done_at, request.done_at, failed].into_iter().flatten().max()
+        };
+        let last = scenario.requests.iter().filter_map(of).max().unwrap_or(Instant::ZERO);
+        scenario.until.unwrap_or(last).max(last).after(BEGIN)
+    }
+}
+
+impl Flight {
+    fn board(&mut self, legs: [Option<Taken>; 2]) {
+        self.tried.extend(legs.iter().flatten().map(|taken| taken.seat.slot));
+        self.prefill = legs[0].as_ref().map(|taken| taken.seat.worker.id.clone());
+        self.kv_charge = legs[1].as_ref().and_then(Taken::kv_charge);
+        self.legs = legs;
     }
 }
 

@@ -1,13 +1,13 @@
 //! What a scenario says: settings, workers with their load, requests in time. docs/decide.md describes it.
 
-use baton_core::ask::Api;
 use baton_core::fleet::{Engine, Role};
+use baton_core::place::cascade::knobs::Knobs;
 use baton_core::time::Instant;
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
 use super::read::{self, Keys};
+use super::request::{self, Incoming};
+use super::spell::spell;
 use crate::registry::{Model, Spec, WORKERS_MAX};
 use crate::yaml::{self, Broken, Node, Tree};
 
@@ -17,8 +17,6 @@ const MOST_DEPTH: usize = 24;
 pub const REQUESTS_MAX: usize = 100_000;
 /// Most requests in flight that a worker can be said to have.
 const IN_FLIGHT_MAX: u64 = 1_000_000;
-/// Latest moment, in milliseconds: a year.
-const LATEST_MS: f64 = 31_536_000_000.0;
 
 /// A whole scenario.
 pub struct Scenario {
@@ -27,8 +25,27 @@ pub struct Scenario {
     pub seed: u64,
     pub workers: Vec<Member>,
     pub requests: Vec<Incoming>,
-    /// What the outputs must contain, one for each request.
+    /// Settings beyond what flags and variables take.
+    pub beyond: Beyond,
+    /// When the state is looked at, if not at the last event.
+    pub until: Option<Instant>,
+    /// What the outputs must contain, one for each request that is listed.
     pub expect: Option<Vec<Value>>,
+    /// What the whole output must contain.
+    pub expect_output: Option<Value>,
+}
+
+/// Settings that no flag and no variable can be given.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Beyond {
+    /// Tokens that each request is charged besides its own; 0 is one of them here.
+    request_cost: Option<u64>,
+}
+
+impl Beyond {
+    pub fn apply(self, knobs: &mut Knobs) {
+        knobs.request_cost = self.request_cost.unwrap_or(knobs.request_cost);
+    }
 }
 
 /// A worker of the scenario.
@@ -62,36 +79,49 @@ pub struct Held {
     pub decode_tokens: u64,
 }
 
-/// A request of the scenario.
-pub struct Incoming {
-    pub api: Api,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-    /// Counts instead of what the gateway would count.
-    pub prompt_tokens: Option<u64>,
-    pub at: Instant,
-    pub prefill_done_at: Option<Instant>,
-    pub done_at: Option<Instant>,
-}
-
 /// # Errors
 /// The line, and what is wrong there.
 pub fn parse(text: &str) -> Result<Scenario, Broken> {
-    let mut keys = Keys::of(yaml::document(text, MOST_DEPTH)?, "the scenario")?;
+    let mut root = yaml::document(text, MOST_DEPTH)?;
+    spell(&mut root)?;
+    let mut keys = Keys::of(root, "the scenario")?;
     let env = keys.texts("env")?;
     let flags = keys.list("flags", read::text)?;
     let seed = keys.read("seed", read::whole)?.unwrap_or(0);
     let workers: Vec<(usize, Plain)> = keys.list("workers", |node, _| Ok((node.line, worker(node)?)))?;
-    let requests = keys.list("requests", |node, _| request(node))?;
-    let expect = expectations(keys.take("expect"), requests.len())?;
+    let (requests, listed) = requests(&mut keys)?;
+    let beyond = keys.read("knobs", beyond)?.unwrap_or_default();
+    let until = keys.read("until_ms", request::moment)?;
+    let expect = expectations(keys.take("expect"), listed)?;
+    let expect_output = keys.take("expect_output").map(|node| read::value(&node));
     keys.end()?;
     if let Some((line, _)) = workers.get(WORKERS_MAX) {
         return Err((*line, format!("there are more than {WORKERS_MAX} workers")));
     }
-    if requests.len() > REQUESTS_MAX {
-        return Err((1, format!("there are more than {REQUESTS_MAX} requests")));
+    let workers = named(workers)?;
+    Ok(Scenario { env, flags, seed, workers, requests, beyond, until, expect, expect_output })
+}
+
+/// All requests, and how many are listed.
+fn requests(keys: &mut Keys) -> Result<(Vec<Incoming>, usize), Broken> {
+    let mut all: Vec<Incoming> = Vec::new();
+    let entries = keys.list("requests", |node, _| Ok(node))?;
+    let listed = entries.len();
+    for (at, node) in entries.into_iter().enumerate() {
+        let line = node.line;
+        all.extend(request::requests(node, at)?);
+        if all.len() > REQUESTS_MAX {
+            return Err((line, format!("there are more than {REQUESTS_MAX} requests")));
+        }
     }
-    Ok(Scenario { env, flags, seed, workers: named(workers)?, requests, expect })
+    Ok((all, listed))
+}
+
+fn beyond(node: Node, what: &str) -> Result<Beyond, Broken> {
+    let mut keys = Keys::of(node, what)?;
+    let request_cost = keys.read("request_cost", read::whole)?;
+    keys.end()?;
+    Ok(Beyond { request_cost })
 }
 
 /// A worker before it has its name.
@@ -192,76 +222,20 @@ fn load(node: Node, what: &str) -> Result<Held, Broken> {
         prefill_in_flight: keys.read("prefill_in_flight", &count)?.unwrap_or(0),
         running: keys.read("running", &count)?,
         pending_decode: keys.read("pending_decode", &count)?.unwrap_or(0),
-        waiting: keys.read("waiting", read::number)?,
-        prefill_prealloc: keys.read("prefill_prealloc_queue", read::number)?,
-        decode_prealloc: keys.read("decode_prealloc_queue", read::number)?,
-        throughput: keys.read("throughput", read::number)?,
-        kv_usage: keys.read("kv_usage", read::share)?,
+        waiting: keys.read("waiting", read::said)?.flatten(),
+        prefill_prealloc: keys.read("prefill_prealloc_queue", read::said)?.flatten(),
+        decode_prealloc: keys.read("decode_prealloc_queue", read::said)?.flatten(),
+        throughput: keys.read("throughput", read::said)?.flatten(),
+        kv_usage: keys.read("kv_usage", read::share)?.flatten(),
         drain_rate: keys.read("drain_rate", read::number)?,
-        prefill_time_sum_s: keys.read("prefill_time_sum_s", read::number)?,
-        prefill_time_count: keys.read("prefill_time_count", read::number)?,
+        prefill_time_sum_s: keys.read("prefill_time_sum_s", read::said)?.flatten(),
+        prefill_time_count: keys.read("prefill_time_count", read::said)?.flatten(),
         active_tokens: keys.read("active_tokens", read::whole)?.unwrap_or(0),
         kv_tokens: keys.read("kv_tokens", read::whole)?.unwrap_or(0),
         decode_tokens: keys.read("decode_tokens", read::whole)?.unwrap_or(0),
     };
     keys.end()?;
     Ok(held)
-}
-
-fn request(node: Node) -> Result<Incoming, Broken> {
-    let mut keys = Keys::of(node, "a request")?;
-    let line = keys.line;
-    let api = keys.read("path", api)?.unwrap_or(Api::Chat);
-    let headers = keys.texts("headers")?;
-    let body = keys.take("body").map_or_else(|| "{}".to_owned(), body);
-    let prompt_tokens = keys.read("prompt_tokens", read::whole)?;
-    let at = keys.read("at_ms", moment)?.unwrap_or(Instant::ZERO);
-    let prefill_done_at = keys.read("prefill_done_at_ms", moment)?;
-    let done_at = keys.read("done_at_ms", moment)?;
-    keys.end()?;
-    let after = |earlier: Instant, later: Option<Instant>| later.is_none_or(|later| later >= earlier);
-    if !after(at, prefill_done_at) || !after(prefill_done_at.unwrap_or(at), done_at) {
-        return Err((line, "at_ms, prefill_done_at_ms and done_at_ms must not go backwards".to_owned()));
-    }
-    let headers = header_map(headers).map_err(|reason| (line, reason))?;
-    Ok(Incoming { api, headers, body: body.into(), prompt_tokens, at, prefill_done_at, done_at })
-}
-
-fn api(node: Node, what: &str) -> Result<Api, Broken> {
-    let line = node.line;
-    let path = read::text(node, what)?;
-    let all = Api::ALL.map(Api::path).join(", ");
-    Api::of_path(&path).ok_or_else(|| (line, format!("{what} must be one of {all}, not {path:?}")))
-}
-
-/// A text is the body to the letter, anything else is written as JSON.
-fn body(node: Node) -> String {
-    match node.value {
-        Tree::Scalar { text, .. } => text,
-        _ => {
-            let mut out = String::new();
-            read::json(&node, &mut out);
-            out
-        }
-    }
-}
-
-fn moment(node: Node, what: &str) -> Result<Instant, Broken> {
-    let line = node.line;
-    match read::number(node, what)? {
-        ms if ms <= LATEST_MS => Ok(Instant::from_micros((ms * 1000.0).round() as u64)),
-        _ => Err((line, format!("{what} must be within a year"))),
-    }
-}
-
-fn header_map(headers: Vec<(String, String)>) -> Result<HeaderMap, String> {
-    let mut map = HeaderMap::new();
-    for (name, value) in headers {
-        let key: HeaderName = name.parse().map_err(|_| format!("{name:?} is no header's name"))?;
-        let value = HeaderValue::from_str(&value).map_err(|_| format!("{name} cannot have this value"))?;
-        map.append(key, value);
-    }
-    Ok(map)
 }
 
 /// One mapping for each request, or one for all of them.

@@ -247,6 +247,24 @@ fn retries_avoid_who_was_tried_and_windows_are_heeded() {
 }
 
 #[test]
+fn a_retry_takes_another_prefill_though_there_is_one_decode() {
+    let fleet = fleet(["p1", "p2", "d1"].map(|id| of(id, "rs")));
+    let tried = ["p1", "d1"].map(|id| seat(&fleet, id).slot);
+    for seed in 0..16 {
+        let mut desk = Desk { dice: Dice::new(seed), ..Desk::new(Knobs::default()) };
+        let (placement, _) = desk.after(&fleet, &ask(40, None), &tried).unwrap();
+        assert_eq!(ids(&placement), "p2+d1");
+    }
+    let other = self::fleet(["p1", "d1", "d2"].map(|id| of(id, "rs")));
+    for seed in 0..16 {
+        let mut desk = Desk { dice: Dice::new(seed), ..Desk::new(Knobs::default()) };
+        let (placement, _) = desk.after(&other, &ask(40, None), &tried.map(|slot| slot.min(1))).unwrap();
+        assert_eq!(ids(&placement), "p1+d2");
+    }
+    at_rest(&fleet);
+}
+
+#[test]
 fn who_has_more_than_can_be_counted_is_full() {
     let fleet = fleet([of("p", "rs"), of("d", "rs"), of("x", "rs")]);
     let mut wide = told("x", None);

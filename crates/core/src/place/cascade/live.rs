@@ -71,12 +71,23 @@ impl<'a> Decision<'a> {
         &self.routing.knobs
     }
 
-    /// Workers that were not tried before any that were.
+    /// Workers that were not tried before any that were. Where one leg has nobody else, the other one still has.
     pub fn place(&mut self, dice: &mut Dice, receipt: &mut Receipt) -> Result<Placement, Miss> {
         if !self.look.tried.is_empty() {
-            self.out = self.look.tried.into();
-            if let Ok(placement) = self.among_rest(dice, receipt) {
-                return Ok(placement);
+            let own = |part: Option<bool>| {
+                let prefill = |slot: &u32| {
+                    self.yard.pods.iter().any(|p| p.seat.slot == *slot && p.part == Part::Prefill)
+                };
+                let tried = self.look.tried.iter().copied();
+                tried
+                    .filter(|slot| part.is_none_or(|part| prefill(slot) == part))
+                    .collect::<SmallVec<[u32; 8]>>()
+            };
+            for out in [own(None), own(Some(true)), own(Some(false))] {
+                self.out = out;
+                if let Ok(placement) = self.among_rest(dice, receipt) {
+                    return Ok(placement);
+                }
             }
             self.out.clear();
         }

@@ -7,6 +7,7 @@ mod affinity;
 mod any_fleet;
 mod burst;
 mod events;
+mod every_strategy;
 mod filters;
 mod heads;
 mod pairs;

@@ -17,7 +17,7 @@ use crate::yard::{POLICIES, chosen, fleet, ids, pairs, seat};
 
 /// A request as clients send them: some text, perhaps a key, perhaps a place.
 #[derive(Clone, Debug)]
-struct Said {
+pub struct Said {
     text: u64,
     len: usize,
     key: Option<u8>,
@@ -25,7 +25,16 @@ struct Said {
 }
 
 impl Said {
-    fn ask(&self) -> Ask {
+    /// Some text of this length.
+    pub fn plain(text: u64, len: usize) -> Said {
+        Said { text, len, key: None, target: None }
+    }
+
+    pub fn key(&self) -> Option<u8> {
+        self.key
+    }
+
+    pub fn ask(&self) -> Ask {
         let mut dice = Dice::new(self.text);
         let text: String = (0..self.len).map(|_| char::from(b'a' + dice.below(26) as u8)).collect();
         let body = format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}]}}"#);
@@ -41,7 +50,7 @@ impl Said {
     }
 }
 
-fn said() -> impl Gen<Value = Said> {
+pub fn said() -> impl Gen<Value = Said> {
     let target = prop::option::weighted(0.1, prop::sample::select(vec!["0", "1", "7", "x"]));
     let all = (0..6u64, 0..3000usize, prop::option::of(0..4u8), target);
     all.prop_map(|(text, len, key, target)| Said { text, len, key, target: target.map(str::to_owned) })

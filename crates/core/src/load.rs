@@ -13,10 +13,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::time::Instant;
 
-/// What is in flight on one worker, and what has been.
+/// What is in flight on one worker, and what has been. One line of the processor's cache, with all that a walk over
+/// many workers has to read of each.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub struct Load {
     in_flight: AtomicU32,
+    /// How the worker is: written by its [`crate::fleet::Pulse`], which says what it means.
+    pub(crate) state: AtomicU32,
+    /// How often the worker may have lost all that it remembered.
+    pub(crate) life: AtomicU32,
+    /// The life in which it last answered, and one more. 0: never.
+    pub(crate) answered: AtomicU32,
     taken: AtomicU64,
     /// Leases that were given back.
     finished: AtomicU64,

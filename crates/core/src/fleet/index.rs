@@ -17,7 +17,8 @@ const COMPARED_MOST: usize = 64;
 pub(super) struct Partners<'a> {
     mode: PairingMode,
     rolesets: BTreeMap<Option<String>, Group<'a>>,
-    lists: BTreeMap<Descriptor, Arc<[Arc<Seat>]>>,
+    known: BTreeMap<Descriptor, u32>,
+    lists: Vec<Arc<[Arc<Seat>]>>,
 }
 
 /// The decode workers of one roleset, each with its description.
@@ -36,13 +37,13 @@ impl<'a> Partners<'a> {
             let next = group.index.len();
             group.seats.push((seat, *group.index.entry(descriptor).or_insert(next)));
         }
-        Partners { mode, rolesets, lists: BTreeMap::new() }
+        Partners { mode, rolesets, known: BTreeMap::new(), lists: Vec::new() }
     }
 
-    /// The decode workers that a prefill worker of this description may pair with.
-    pub fn list(&mut self, own: Descriptor) -> Arc<[Arc<Seat>]> {
-        if let Some(list) = self.lists.get(&own) {
-            return list.clone();
+    /// The decode workers that a prefill worker of this description may pair with, and the number of the list.
+    pub fn list(&mut self, own: Descriptor) -> (u32, Arc<[Arc<Seat>]>) {
+        if let Some(number) = self.known.get(&own) {
+            return (*number, self.lists[*number as usize].clone());
         }
         let group = self.rolesets.get(&own.roleset().map(str::to_owned));
         let fits: BTreeSet<usize> = group
@@ -54,8 +55,15 @@ impl<'a> Partners<'a> {
         let seats = group.iter().flat_map(|group| &group.seats);
         let list: Arc<[Arc<Seat>]> =
             seats.filter(|(_, at)| fits.contains(at)).map(|(seat, _)| Arc::clone(seat)).collect();
-        self.lists.insert(own, list.clone());
-        list
+        let number = self.lists.len() as u32;
+        self.known.insert(own, number);
+        self.lists.push(list.clone());
+        (number, list)
+    }
+
+    /// All lists, by their numbers.
+    pub fn into_lists(self) -> Vec<Arc<[Arc<Seat>]>> {
+        self.lists
     }
 }
 

@@ -4,6 +4,7 @@
 //! snapshot it started with. The live parts of a worker (its load, its breaker, its health) sit behind
 //! the [`Seat`], which is shared between snapshots, so a change of labels loses no count.
 
+mod bench;
 mod health;
 mod index;
 pub mod pairing;
@@ -11,9 +12,10 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+pub use bench::{Bench, Kinds, Row, Serving};
 pub use health::{Health, HealthRule, Status};
 pub use pairing::{Descriptor, Mismatch, PairingMode, mismatch, pairing_key};
 pub use worker::{Connector, Engine, Pod, Role, Secret, Worker, base_of, host_of, mixed};
@@ -28,33 +30,62 @@ use crate::tokenize::Standing;
 use index::{Partners, apart};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// In the byte of a status: the worker is well, and gets no requests until it is let in.
-const HELD: u8 = 0x80;
+/// In the state of a worker: it is well, and gets no requests until it is let in.
+const HELD: u32 = 0x80;
+/// In the state: the breaker is not simply closed and clean, look at it.
+const ALARM: u32 = 0x100;
+/// Of the state, the [`Status`].
+const STATUS: u32 = 0x7f;
+/// The state of a worker that is well, and of which there is nothing more to know.
+const CALM: u32 = Status::Ready as u32;
 
-/// The live state of one worker that outlives a change of its description.
+/// The live state of one worker that outlives a change of its description. What is read of it for every request stands
+/// beside the worker's load.
 #[derive(Debug, Default)]
 pub struct Pulse {
-    /// A [`Status`], and perhaps [`HELD`].
-    status: AtomicU8,
-    /// Nonzero: the breaker is not simply closed and clean, look at it.
-    alarm: AtomicU32,
+    load: Arc<Load>,
     /// Microseconds; when the worker was last asked what a restart of it changes. 0: never.
     told: AtomicU64,
-    /// How often the worker may have lost all that it remembered.
-    life: AtomicU32,
-    /// The life in which it last answered, and one more. 0: never.
-    answered: AtomicU32,
     breaker: Mutex<Breaker>,
 }
 
+/// Is all well with the worker that has this load? One load from memory. False says nothing: look at its [`Pulse`].
+pub fn is_calm(load: &Load) -> bool {
+    load.state.load(Ordering::Acquire) == CALM
+}
+
+/// The worker may get requests if its breaker agrees.
+pub(crate) fn serves_now(load: &Load) -> bool {
+    load.state.load(Ordering::Acquire) & !ALARM == CALM
+}
+
 impl Pulse {
+    fn beside(load: &Arc<Load>) -> Pulse {
+        Pulse { load: load.clone(), ..Pulse::default() }
+    }
+
+    fn state(&self) -> u32 {
+        self.load.state.load(Ordering::Acquire)
+    }
+
+    fn is_alarmed(&self) -> bool {
+        self.state() & ALARM != 0
+    }
+
     pub fn status(&self) -> Status {
-        Status::from_u8(self.status.load(Ordering::Acquire) & !HELD)
+        Status::from_u8((self.state() & STATUS) as u8)
+    }
+
+    /// Another status, and whether it is held. The breaker's part of the state stays. Gives the state before.
+    fn turn(&self, to: u32) -> u32 {
+        let next = |state: u32| Some(state & ALARM | to);
+        let turned = self.load.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        turned.unwrap_or_else(|state| state)
     }
 
     /// A worker that was well and is not any more may be another process when it comes back.
     pub fn set_status(&self, status: Status) {
-        let was = Status::from_u8(self.status.swap(status as u8, Ordering::AcqRel) & !HELD);
+        let was = Status::from_u8((self.turn(status as u32) & STATUS) as u8);
         if was == Status::Ready && !matches!(status, Status::Ready | Status::Draining) {
             self.reborn();
         }
@@ -62,61 +93,62 @@ impl Pulse {
 
     /// The worker is well, and is held until [`Pulse::let_in`]: in one step, so that no request slips in between.
     pub fn hold(&self) {
-        self.status.store(Status::Ready as u8 | HELD, Ordering::Release);
+        self.turn(CALM | HELD);
     }
 
     /// A held worker gets requests from now on. False: it is not held, or not well any more.
     pub fn let_in(&self) -> bool {
-        let (held, ready) = (Status::Ready as u8 | HELD, Status::Ready as u8);
-        self.status.compare_exchange(held, ready, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let next = |state: u32| (state & !ALARM == CALM | HELD).then_some(state & !HELD);
+        self.load.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
     }
 
     /// It is well and waits to be let in ([`crate::preflight`]).
     pub fn is_held(&self) -> bool {
-        self.status.load(Ordering::Acquire) & HELD != 0
+        self.state() & HELD != 0
     }
 
     /// It is well and not held. Its breaker may be open all the same.
     pub fn in_service(&self) -> bool {
-        self.status.load(Ordering::Acquire) == Status::Ready as u8
+        serves_now(&self.load)
     }
 
     /// What the worker remembered of prompts is gone, as far as anybody knows.
     pub fn reborn(&self) {
-        self.life.fetch_add(1, Ordering::AcqRel);
+        self.load.life.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Changes whenever the worker may have lost its memory.
     pub fn life(&self) -> u32 {
-        self.life.load(Ordering::Acquire)
+        self.load.life.load(Ordering::Acquire)
     }
 
     /// It has answered a request.
     pub fn answers(&self) {
         let life = self.life().wrapping_add(1);
-        if self.answered.load(Ordering::Relaxed) != life {
-            self.answered.store(life, Ordering::Relaxed);
+        if self.load.answered.load(Ordering::Relaxed) != life {
+            self.load.answered.store(life, Ordering::Relaxed);
         }
     }
 
     /// Has it answered a request in this life?
     pub fn has_answered(&self) -> bool {
-        self.answered.load(Ordering::Relaxed) == self.life().wrapping_add(1)
+        self.load.answered.load(Ordering::Relaxed) == self.life().wrapping_add(1)
     }
 
-    /// May a request go to this worker now? Two loads when all is well.
+    /// May a request go to this worker now? One load when all is well.
     pub fn available(&self, now: Instant) -> bool {
-        self.in_service() && (self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.lets_through(now)))
+        let state = self.state();
+        state == CALM || state & !ALARM == CALM && self.with(|b| b.lets_through(now))
     }
 
     /// A request goes to the worker. False: another one took the half-open probe's place first.
     pub fn enter(&self, now: Instant) -> bool {
-        self.alarm.load(Ordering::Acquire) == 0 || self.with(|b| b.enter(now))
+        !self.is_alarmed() || self.with(|b| b.enter(now))
     }
 
     /// The leg is over and says this. Touches no lock while all goes well.
     pub fn record(&self, verdict: Verdict, rule: &BreakerRule, now: Instant) {
-        if verdict != Verdict::Bad && self.alarm.load(Ordering::Acquire) == 0 {
+        if verdict != Verdict::Bad && !self.is_alarmed() {
             return;
         }
         self.with(|b| b.record(verdict, rule, now));
@@ -149,7 +181,11 @@ impl Pulse {
         let mut b = self.breaker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let out = f(&mut b);
         let clean = b.state() == BreakerState::Closed && b.bad_in_a_row() == 0;
-        self.alarm.store(u32::from(!clean), Ordering::Release);
+        // Under the breaker's lock, so that what is said of it last is what it is.
+        match clean {
+            true => self.load.state.fetch_and(!ALARM, Ordering::AcqRel),
+            false => self.load.state.fetch_or(ALARM, Ordering::AcqRel),
+        };
         out
     }
 }
@@ -177,8 +213,9 @@ impl Seat {
     pub fn new(slot: u32, worker: Worker) -> Seat {
         let window = worker.window();
         let (point, worker) = (point(&worker), Arc::new(worker));
-        let (load, pulse, gauges) = (Arc::default(), Arc::default(), Arc::default());
-        let (view, standing) = (Arc::default(), Arc::default());
+        let load = Arc::default();
+        let pulse = Arc::new(Pulse::beside(&load));
+        let (gauges, view, standing) = (Arc::default(), Arc::default(), Arc::default());
         Seat { slot, worker, window, point, load, pulse, gauges, view, standing }
     }
 
@@ -224,6 +261,11 @@ pub struct Fleet {
     prefill: Vec<Prefill>,
     decode: Vec<Arc<Seat>>,
     whole: Vec<Arc<Seat>>,
+    /// The same as choices read them.
+    kinds: Kinds,
+    prefills: Bench,
+    wholes: Bench,
+    teams: Vec<Bench>,
     no_pair: Option<Arc<str>>,
     /// One for all pictures: see [`Fleet::want_gauges`].
     wanted: Arc<AtomicBool>,
@@ -236,6 +278,8 @@ pub struct Prefill {
     pub seat: Arc<Seat>,
     /// One list for all prefill workers that describe themselves alike.
     pub partners: Arc<[Arc<Seat>]>,
+    /// Which list that is.
+    pub team: u32,
 }
 
 impl Fleet {
@@ -269,12 +313,23 @@ impl Fleet {
         let decode: Vec<_> = by(Role::Decode).collect();
         let mut partners = Partners::of(mode, &decode);
         let prefill: Vec<Prefill> = by(Role::Prefill)
-            .map(|seat| Prefill { partners: partners.list(Descriptor::of(&seat.worker)), seat })
+            .map(|seat| {
+                let (team, partners) = partners.list(Descriptor::of(&seat.worker));
+                Prefill { seat, partners, team }
+            })
             .collect();
+        let mut kinds = Kinds::default();
+        let teams = partners.into_lists();
+        let teams = teams.iter().map(|list| Bench::of(list.iter().map(|s| (s, None)), &mut kinds)).collect();
+        let prefills = Bench::of(prefill.iter().map(|p| (&p.seat, Some(p.team))), &mut kinds);
         let no_pair = apart(mode, &prefill, &decode).map(Arc::from);
-        let whole = by(Role::Whole).collect();
-        let (wanted, yard) = (Arc::default(), OnceLock::new());
-        Fleet { mode, version: 0, prefill, decode, whole, no_pair, seats, wanted, yard }
+        let whole: Vec<_> = by(Role::Whole).collect();
+        let wholes = Bench::of(whole.iter().map(|s| (s, None)), &mut kinds);
+        // Those that nobody chooses count where it is asked who serves a model.
+        for seat in seats.values() {
+            kinds.of(&seat.worker.models);
+        }
+        Fleet { mode, prefill, decode, whole, kinds, prefills, wholes, teams, no_pair, seats, ..Fleet::default() }
     }
 
     /// Whoever decides by what workers say of their load says so here: until somebody does, they are not asked for it.
@@ -321,6 +376,31 @@ impl Fleet {
         &self.whole
     }
 
+    /// The prefill workers, as [`Fleet::prefill`] lists them.
+    pub fn prefills(&self) -> &Bench {
+        &self.prefills
+    }
+
+    /// The workers that run both phases, as [`Fleet::whole`] lists them.
+    pub fn wholes(&self) -> &Bench {
+        &self.wholes
+    }
+
+    /// The partners of the prefill workers of this team.
+    pub fn team(&self, number: u32) -> Option<&Bench> {
+        self.teams.get(number as usize)
+    }
+
+    /// How many teams there are.
+    pub fn teams(&self) -> usize {
+        self.teams.len()
+    }
+
+    /// Who takes requests for this model.
+    pub fn serving(&self, model: Option<&str>) -> Serving {
+        self.kinds.serving(model)
+    }
+
     /// The same fleet as AIBrix's labels and annotations describe it. Read when it is first asked for.
     pub fn yard(&self) -> &Yard {
         self.yard.get_or_init(|| Yard::of(self))
@@ -328,7 +408,7 @@ impl Fleet {
 
     /// Does any worker say that it serves this model, or that it would take any?
     pub fn knows(&self, model: &str) -> bool {
-        self.seats.values().any(|s| s.worker.serves(Some(model)))
+        !self.is_empty() && self.serving(Some(model)).any()
     }
 
     /// All model names, in order, each once.

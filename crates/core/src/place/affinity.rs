@@ -15,11 +15,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Tuning;
+use super::field::Seen;
 use super::holders::Holders;
 use crate::dice::Dice;
 use crate::fleet::Seat;
+use crate::load::Load;
 use crate::prompt::TOKEN_BYTES;
-use crate::time::Instant;
 
 /// What a request in flight counts besides its prompt: its steps of decoding, and the fixed cost of a prefill.
 const REQUEST_TOKENS: f64 = 1024.0;
@@ -27,17 +28,27 @@ const REQUEST_TOKENS: f64 = 1024.0;
 /// What is computed costs the request its time, and everybody behind it theirs.
 const COMPUTED: f64 = 2.0;
 
-/// The load above which a worker has more than its share (SMG 1.13).
-pub fn gate(candidates: &[&Arc<Seat>], tuning: &Tuning) -> f64 {
-    let all: f64 = candidates.iter().map(|s| f64::from(s.load.in_flight())).sum();
-    let mean = all / candidates.len().max(1) as f64;
+/// The load above which a worker has more than its share (SMG 1.13), by the loads of all.
+pub fn gate(loads: impl Iterator<Item = u32>, tuning: &Tuning) -> f64 {
+    let (all, n) = loads.fold((0.0, 0u32), |(all, n), load| (all + f64::from(load), n + 1));
+    let mean = all / f64::from(n.max(1));
     let margin = (2.0 * mean.sqrt()).ceil().max(4.0).min(tuning.balance_abs);
     (mean * tuning.balance_rel).max(mean + margin)
 }
 
 /// The worker that a key belongs to.
 pub fn owner<'a>(hash: u64, candidates: impl Iterator<Item = &'a Arc<Seat>>) -> Option<&'a Arc<Seat>> {
-    candidates.max_by_key(|seat| (mix(hash ^ seat.point), seat.slot))
+    candidates.max_by_key(|seat| (rank(hash, seat.point), seat.slot))
+}
+
+/// The same of those that were seen.
+pub fn owner_of<'s, 'a: 's>(hash: u64, all: impl Iterator<Item = &'s Seen<'a>>) -> Option<&'s Seen<'a>> {
+    all.max_by_key(|seen| (rank(hash, seen.row.point), seen.row.slot))
+}
+
+/// A key belongs to the worker, by its point, for which this is highest.
+pub fn rank(hash: u64, point: u64) -> u64 {
+    mix(hash ^ point)
 }
 
 /// Every bit of the result depends on every bit given.
@@ -68,10 +79,8 @@ pub struct Weighed {
 
 /// One candidate's worth.
 struct Cost<'a> {
-    seat: &'a Arc<Seat>,
-    load: u32,
+    seen: Seen<'a>,
     tokens: f64,
-    chosen: Instant,
 }
 
 impl<'t> Backlog<'t> {
@@ -110,29 +119,26 @@ impl<'t> Backlog<'t> {
         if tokens > self.threshold * self.total() { tokens } else { 0.0 }
     }
 
-    /// The worker that costs least, and the load that this was found at. Among equals the one that was longest
-    /// not chosen, so that prompts that nobody knows go round.
-    pub fn cheapest<'a>(
-        &self,
-        candidates: &[&'a Arc<Seat>],
-        dice: &mut Dice,
-    ) -> Option<(&'a Arc<Seat>, u32)> {
-        let gate = gate(candidates, self.tuning);
-        let idlest = candidates.iter().map(|s| queued(s, s.load.in_flight())).fold(f64::INFINITY, f64::min);
-        let cost = |seat: &&'a Arc<Seat>| {
-            let load = seat.load.in_flight();
-            let tokens = self.weigh(seat, load, gate, idlest).tokens;
-            Cost { seat, load, tokens, chosen: seat.load.last_chosen() }
+    /// The worker that costs least. Among equals the one that was longest not chosen, so that prompts that nobody
+    /// knows go round.
+    pub fn cheapest<'a>(&self, all: &[Seen<'a>], dice: &mut Dice) -> Option<Seen<'a>> {
+        let (gate, idlest) = self.bounds(all);
+        let cost = |seen: &Seen<'a>| {
+            let tokens = self.weigh(seen.seat, seen.load, gate, idlest).tokens;
+            Cost { seen: *seen, tokens }
         };
         if self.tuning.temperature > 0.0 {
-            return self.softly(candidates.iter().map(cost).collect(), dice);
+            return self.softly(all.iter().map(cost).collect(), dice);
         }
         let mut best: Option<Cost<'a>> = None;
         let mut equals = 0;
-        for next in candidates.iter().map(cost) {
+        let chosen = |cost: &Cost<'a>| cost.seen.row.load.last_chosen();
+        for next in all.iter().map(cost) {
             let order = match &best {
                 None => std::cmp::Ordering::Less,
-                Some(best) => next.tokens.total_cmp(&best.tokens).then(next.chosen.cmp(&best.chosen)),
+                Some(best) => {
+                    next.tokens.total_cmp(&best.tokens).then_with(|| chosen(&next).cmp(&chosen(best)))
+                }
             };
             match order {
                 std::cmp::Ordering::Less => (best, equals) = (Some(next), 1),
@@ -145,13 +151,26 @@ impl<'t> Backlog<'t> {
                 }
             }
         }
-        best.map(|best| (best.seat, best.load))
+        best.map(|best| best.seen)
+    }
+
+    /// The load above which nobody is wanted, and the fewest tokens that are queued anywhere.
+    fn bounds(&self, all: &[Seen<'_>]) -> (f64, f64) {
+        let gate = gate(all.iter().map(|s| s.load), self.tuning);
+        let idlest = match self.tuning.overlap_decay > 0.0 {
+            true => all.iter().map(|s| queued(&s.row.load, s.load)).fold(f64::INFINITY, f64::min),
+            false => 0.0,
+        };
+        (gate, idlest)
     }
 
     fn weigh(&self, seat: &Seat, load: u32, gate: f64, idlest: f64) -> Weighed {
-        let (queued, total) = (queued(seat, load), self.total());
-        let excess = (queued - idlest) / total.max(1.0);
-        let cached = self.cached(seat) / (1.0 + self.tuning.overlap_decay * excess.max(0.0));
+        let (queued, total) = (queued(&seat.load, load), self.total());
+        let mut cached = self.cached(seat);
+        if self.tuning.overlap_decay > 0.0 {
+            let excess = (queued - idlest) / total.max(1.0);
+            cached /= 1.0 + self.tuning.overlap_decay * excess.max(0.0);
+        }
         let over = f64::from(load) > gate;
         // Above the gate nobody is wanted, but the least of those if there is nobody else.
         let computed = COMPUTED * (total - if over { 0.0 } else { cached });
@@ -161,16 +180,13 @@ impl<'t> Backlog<'t> {
     }
 
     /// What each of them costs now.
-    pub fn weighed(&self, candidates: &[&Arc<Seat>]) -> Vec<Weighed> {
-        let gate = gate(candidates, self.tuning);
-        let loads: Vec<u32> = candidates.iter().map(|s| s.load.in_flight()).collect();
-        let both = || candidates.iter().zip(&loads);
-        let idlest = both().map(|(s, load)| queued(s, *load)).fold(f64::INFINITY, f64::min);
-        both().map(|(seat, load)| self.weigh(seat, *load, gate, idlest)).collect()
+    pub fn weighed(&self, all: &[Seen<'_>]) -> Vec<Weighed> {
+        let (gate, idlest) = self.bounds(all);
+        all.iter().map(|seen| self.weigh(seen.seat, seen.load, gate, idlest)).collect()
     }
 
     /// By chance, the cheaper the likelier: costs from 0 for the least to 1 for the most, over the temperature.
-    fn softly<'a>(&self, costs: SmallVec<[Cost<'a>; 16]>, dice: &mut Dice) -> Option<(&'a Arc<Seat>, u32)> {
+    fn softly<'a>(&self, costs: SmallVec<[Cost<'a>; 16]>, dice: &mut Dice) -> Option<Seen<'a>> {
         let least = costs.iter().map(|c| c.tokens).fold(f64::INFINITY, f64::min);
         let most = costs.iter().map(|c| c.tokens).fold(f64::NEG_INFINITY, f64::max);
         let span = (most - least).max(f64::MIN_POSITIVE);
@@ -179,13 +195,13 @@ impl<'t> Backlog<'t> {
         for cost in &costs {
             left -= weight(cost);
             if left < 0.0 {
-                return Some((cost.seat, cost.load));
+                return Some(cost.seen);
             }
         }
-        costs.last().map(|cost| (cost.seat, cost.load))
+        costs.last().map(|cost| cost.seen)
     }
 }
 
-fn queued(seat: &Seat, load: u32) -> f64 {
-    f64::from(load) * REQUEST_TOKENS + seat.load.work() as f64
+fn queued(of: &Load, load: u32) -> f64 {
+    f64::from(load) * REQUEST_TOKENS + of.work() as f64
 }

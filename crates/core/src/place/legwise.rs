@@ -6,14 +6,13 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
+use super::field::{Field, Teams};
 use super::telling;
-use super::{Indexes, Look, Miss, Placement, Policy, Seats, Taken};
+use super::{Indexes, Look, Miss, Placement, Policy, Taken};
 use crate::ask::Api;
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
-use crate::fleet::{Prefill, Role, Seat};
+use crate::fleet::{Role, Seat, Serving};
 use crate::kv::KvIndex;
 
 /// One policy a leg, each with its own state. Whole workers have a third.
@@ -66,22 +65,32 @@ impl Legwise {
 
     fn choose(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
         look.known_model()?;
-        let fleet = look.fleet;
-        let pair = match self.legs(look, dice) {
-            Ok(pair) => return Ok(pair),
-            Err(miss) => miss,
-        };
-        let well: Seats<'_> = fleet.whole().iter().filter(|s| look.fits(s)).collect();
-        let full = match self.whole.sheds(well.iter().copied(), look) {
-            true => Some(shed(LegName::Whole, look)),
-            false => {
-                full(well.iter().copied(), LegName::Whole, look).filter(|_| !self.whole.takes_names(look))
-            }
-        };
-        match pick(&self.whole, well, look, dice) {
-            Some(worker) => Ok(Placement::Whole { worker }),
-            None => Err(self.whole_missing(pair, full, look)),
+        let serving = look.fleet.serving(look.ask.model.as_deref());
+        if let Some(placement) = self.legs(look, &serving, dice) {
+            return Ok(placement);
         }
+        let mut field = Field::of(look, look.fleet.wholes(), &serving, look.rooms());
+        match pick(&self.whole, &mut field, dice) {
+            Some(worker) => Ok(Placement::Whole { worker }),
+            None => Err(self.nobody(look)),
+        }
+    }
+
+    /// Why neither legs nor a whole worker serve it.
+    fn nobody(&self, look: &Look<'_>) -> Miss {
+        let pair = match look.ask.api {
+            Api::CountTokens => {
+                let registered = !look.fleet.prefill().is_empty();
+                Miss::Nobody(Fault::NoWorker { leg: LegName::Prefill, registered })
+            }
+            _ => self.absent(look),
+        };
+        let well = || look.fleet.whole().iter().filter(|s| look.fits(s));
+        let full = match self.whole.sheds(well(), look) {
+            true => Some(shed(LegName::Whole, look)),
+            false => full(well(), LegName::Whole, look).filter(|_| !self.whole.takes_names(look)),
+        };
+        self.whole_missing(pair, full, look)
     }
 
     /// What to say when there is no pair and no whole worker either. Room that may come says most, then a
@@ -103,41 +112,28 @@ impl Legwise {
         }
     }
 
-    fn legs(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
-        match look.ask.api {
-            Api::CountTokens => self.prefill_alone(look, dice),
-            _ => self.pair(look, dice),
+    /// A pair, or the prefill alone where that is all it takes.
+    fn legs(&self, look: &Look<'_>, serving: &Serving, dice: &mut Dice) -> Option<Placement> {
+        if look.ask.api == Api::CountTokens {
+            // Whether or not it has a partner.
+            let mut field = Field::of(look, look.fleet.prefills(), serving, look.rooms());
+            return pick(&self.prefill, &mut field, dice).map(|worker| Placement::Prefill { worker });
         }
-    }
-
-    /// A prefill, whether or not it has a partner.
-    fn prefill_alone(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
-        let all = look.fleet.prefill();
-        let well: Seats<'_> = all.iter().map(|p| &p.seat).filter(|s| look.fits(s)).collect();
-        pick(&self.prefill, well, look, dice)
-            .map(|worker| Placement::Prefill { worker })
-            .ok_or(Miss::Nobody(Fault::NoWorker { leg: LegName::Prefill, registered: !all.is_empty() }))
-    }
-
-    fn pair(&self, look: &Look<'_>, dice: &mut Dice) -> Result<Placement, Miss> {
-        let open = |s: &Arc<Seat>| look.fits(s) && s.has_room(look.rooms());
-        let fits_any = |p: &&Prefill| look.fits(&p.seat) && p.partners.iter().any(open);
-        let mut able: SmallVec<[&Prefill; 16]> = look.fleet.prefill().iter().filter(fits_any).collect();
+        let teams = Teams::new(look, serving);
+        let mut field = Field::of(look, look.fleet.prefills(), serving, 1).paired(&teams);
         loop {
             // A prefill that was not tried before all others.
-            let fresh = |p: &&&Prefill| !look.tried.contains(&p.seat.slot);
-            let seats: Seats<'_> = able.iter().filter(fresh).map(|p| &p.seat).collect();
-            let seats = if seats.is_empty() { able.iter().map(|p| &p.seat).collect() } else { seats };
-            let Some(prefill) = take(&self.prefill, seats, 1, look, dice) else {
-                return Err(self.absent(look));
-            };
-            let own = able.iter().find(|p| p.seat.slot == prefill.seat.slot);
-            match own.and_then(|own| self.partner(&own.partners, look, dice)) {
-                Some(decode) => return Ok(Placement::Pair { prefill, decode }),
-                // Others took its partners in the meantime; another prefill may still have one.
+            if field.leave_out_tried(true) && field.is_empty() {
+                field.leave_out_tried(false);
+            }
+            let prefill = take(&self.prefill, &mut field, dice)?;
+            let team = look.fleet.prefills().find(prefill.seat.slot).map(|at| look.fleet.prefills().row(at).team)?;
+            match self.partner(team, look, serving, dice) {
+                Some(decode) => return Some(Placement::Pair { prefill, decode }),
+                // Others took its partners in the meantime; a prefill with other partners may still have one.
                 None => {
                     prefill.seat.pulse.step_back(look.now);
-                    able.retain(|p| p.seat.slot != prefill.seat.slot);
+                    teams.close(team);
                 }
             }
         }
@@ -172,9 +168,15 @@ impl Legwise {
         })
     }
 
-    /// One of these decodes, by the decode policy.
-    pub(super) fn partner(&self, all: &[Arc<Seat>], look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
-        pick(&self.decode, all.iter().filter(|s| look.fits(s)).collect(), look, dice)
+    /// One of the decodes of this team, by the decode policy.
+    pub(super) fn partner(
+        &self,
+        team: u32,
+        look: &Look<'_>,
+        serving: &Serving,
+        dice: &mut Dice,
+    ) -> Option<Taken> {
+        pick(&self.decode, &mut Field::of(look, look.fleet.team(team)?, serving, look.rooms()), dice)
     }
 }
 
@@ -193,25 +195,24 @@ fn full<'a>(well: impl Iterator<Item = &'a Arc<Seat>>, leg: LegName, look: &Look
     })
 }
 
-/// From those that are well, and not tried before if there are any with room.
-fn pick(policy: &Policy, well: Seats<'_>, look: &Look<'_>, dice: &mut Dice) -> Option<Taken> {
-    let fresh: Seats<'_> = well.iter().copied().filter(|s| !look.tried.contains(&s.slot)).collect();
-    take(policy, fresh, look.rooms(), look, dice).or_else(|| take(policy, well, look.rooms(), look, dice))
+/// From those that were not tried before, if there are any with room.
+fn pick(policy: &Policy, field: &mut Field<'_>, dice: &mut Dice) -> Option<Taken> {
+    if field.leave_out_tried(true)
+        && let Some(taken) = take(policy, field, dice)
+    {
+        return Some(taken);
+    }
+    field.leave_out_tried(false);
+    take(policy, field, dice)
 }
 
 /// A worker whose half-open breaker has its probe out already steps aside.
-fn take(
-    policy: &Policy,
-    mut seats: Seats<'_>,
-    rooms: u32,
-    look: &Look<'_>,
-    dice: &mut Dice,
-) -> Option<Taken> {
-    while let Some(taken) = policy.take(&mut seats, rooms, look, dice) {
-        if taken.seat.pulse.enter(look.now) {
+fn take(policy: &Policy, field: &mut Field<'_>, dice: &mut Dice) -> Option<Taken> {
+    while let Some(taken) = policy.take(field, dice) {
+        if taken.seat.pulse.enter(field.look().now) {
             return Some(taken);
         }
-        seats.retain(|s| s.slot != taken.seat.slot);
+        field.strike(taken.seat.slot);
     }
     None
 }

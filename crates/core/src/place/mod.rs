@@ -9,6 +9,7 @@
 
 mod affinity;
 pub mod cascade;
+mod field;
 mod holders;
 mod keys;
 mod legwise;
@@ -226,9 +227,13 @@ impl<'a> Look<'a> {
 
     /// Does the client's filter select the worker? Everybody, if it sent none.
     fn lets(&self, seat: &Seat) -> bool {
+        self.lets_slot(seat.slot)
+    }
+
+    fn lets_slot(&self, slot: u32) -> bool {
         self.sieve().is_none_or(|sieve| {
             let passing = self.passing.get_or_init(|| sieve.passing(self.fleet));
-            passing.binary_search(&seat.slot).is_ok()
+            passing.binary_search(&slot).is_ok()
         })
     }
 
@@ -337,7 +342,8 @@ impl Strategy {
             Strategy::Legwise(legwise) => {
                 telling::begin(look);
                 let own = look.fleet.prefill().iter().find(|p| p.seat.worker.id == computed.prefill)?;
-                legwise.partner(&own.partners, look, dice)
+                let serving = look.fleet.serving(look.ask.model.as_deref());
+                legwise.partner(own.team, look, &serving, dice)
             }
             Strategy::Cascade(cascade) => cascade.partner(computed, look, dice),
             // Nothing is handed over.

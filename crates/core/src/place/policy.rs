@@ -8,19 +8,18 @@
 
 mod told;
 
-use std::ops::RangeInclusive;
+use std::cell::OnceCell;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use super::affinity::{self, Backlog};
+use super::field::{AllSeen, Field, Seen};
 use super::holders::{self, Holders};
 use super::keys::{Keys, Pin};
 use super::sizes::Sizes;
 use super::turns::Turns;
-use super::wait::{self, LoadMetric};
+use super::wait::LoadMetric;
 use super::warm::{self, WarmUp};
-use super::{Assignment, Look, Seats, Taken, Tuning};
+use super::{Assignment, Look, Taken, Tuning};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Seat};
 use crate::kv::KvIndex;
@@ -101,6 +100,8 @@ struct Sight<'a> {
     /// It is the turn of these, as long as they have no more than their share.
     turn: Option<warm::Slots>,
     bytes: u64,
+    /// Whose turn it is to be the first of two, drawn once.
+    of_two: OnceCell<usize>,
     /// What workers say of their load counts.
     heard: bool,
     /// All have too much work: the least loaded, whatever the policy.
@@ -176,25 +177,19 @@ impl Policy {
     }
 
     /// Chooses and takes rooms in one step. `None` if no candidate has room for them, or if the client named a
-    /// worker that is none. Candidates that turn out to be full are left out.
-    pub fn take(
-        &self,
-        candidates: &mut Seats<'_>,
-        rooms: u32,
-        look: &Look<'_>,
-        dice: &mut Dice,
-    ) -> Option<Taken> {
-        candidates.retain(|s| s.has_room(rooms));
+    /// worker that is none.
+    pub(super) fn take(&self, field: &mut Field<'_>, dice: &mut Dice) -> Option<Taken> {
+        let (look, rooms) = (field.look(), field.rooms());
         let heard = self.hears(look);
-        let all_over = heard && self.spare(candidates);
-        if candidates.is_empty() || all_over && self.sheds_overload() {
+        let all_over = heard && self.spare(field);
+        if all_over && self.sheds_overload() || field.is_empty() {
             return None;
         }
         let sight = Sight { heard, all_over, ..self.see(look) };
         for _ in 0..TRIES {
-            let note = self.note(candidates, &sight);
+            let note = self.note(field, &sight);
             let (seat, seen) =
-                self.choose(candidates, &sight, dice).map(|choice| self.by_rank(choice, candidates))?;
+                self.choose(field, &sight, dice).map(|choice| self.by_rank(choice, field))?;
             let lease = match seen {
                 // The choice looked at the load anew, so it may have seen a window that filled up meanwhile.
                 Some(seen) if seat.fits_in(seen, rooms) => seat.load.take_if(seen, rooms),
@@ -205,14 +200,12 @@ impl Policy {
                 self.write(note, seat, &sight);
                 return Some(self.taken(Taken::new(seat, lease), sight));
             }
-            candidates.retain(|s| s.has_room(rooms));
         }
-        while let Some((seat, _)) = self.choose(candidates, &sight, dice) {
+        while let Some((seat, _)) = self.choose(field, &sight, dice) {
             if let Some(lease) = seat.load.take_within(seat.window, rooms) {
                 return Some(self.taken(Taken::new(seat, lease), sight));
             }
-            let full = seat.slot;
-            candidates.retain(|s| s.slot != full);
+            field.strike(seat.slot);
         }
         None
     }
@@ -250,7 +243,8 @@ impl Policy {
             _ => None,
         };
         let bytes = if self.sizes.is_some() { prompt.bytes() } else { 0 };
-        Sight { look, hash, heads, key, backlog, turn, bytes, heard: false, all_over: false }
+        let of_two = OnceCell::new();
+        Sight { look, hash, heads, key, backlog, turn, bytes, of_two, heard: false, all_over: false }
     }
 
     /// The place is taken: what follows from it.
@@ -277,108 +271,108 @@ impl Policy {
         taken
     }
 
-    fn choose<'a>(
-        &self,
-        candidates: &[&'a Arc<Seat>],
-        sight: &Sight<'_>,
-        dice: &mut Dice,
-    ) -> Option<Choice<'a>> {
+    fn choose<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
         if sight.all_over {
-            return self.least(candidates, sight, dice).map(seen);
+            return self.least(field, sight, dice);
         }
         if let Some((_, pin)) = &sight.key {
-            let mut slots = pin.slots.iter();
-            let pinned = slots.find_map(|slot| candidates.iter().find(|s| s.slot == *slot).copied());
-            match pinned {
+            match pin.slots.iter().find_map(|slot| field.by_slot(*slot)) {
                 Some(seat) if self.name == PolicyName::Manual || pin.busy < OWN_BUSY => {
                     return Some((seat, None));
                 }
-                None => return self.assign(candidates, sight, dice),
+                None => return self.assign(field, sight, dice),
                 Some(_) => {}
             }
         }
         if self.name == PolicyName::Manual {
-            return self.assign(candidates, sight, dice);
+            return self.assign(field, sight, dice);
         }
-        self.follow(candidates, sight, dice)
+        self.follow(field, sight, dice)
     }
 
     /// A worker for a key that has none here, and for requests without a key where keys are all that counts.
-    fn assign<'a>(
-        &self,
-        candidates: &[&'a Arc<Seat>],
-        sight: &Sight<'_>,
-        dice: &mut Dice,
-    ) -> Option<Choice<'a>> {
+    fn assign<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
         let manual = self.name == PolicyName::Manual;
         let default = if manual { Assignment::Random } else { Assignment::Delegate };
         match self.tuning.assignment.unwrap_or(default) {
-            Assignment::Random => any(candidates, dice),
-            Assignment::Delegate if !manual => self.follow(candidates, sight, dice),
-            Assignment::MinLoad | Assignment::Delegate => least(candidates.iter().copied(), dice).map(seen),
+            Assignment::Random => any(field, dice),
+            Assignment::Delegate if !manual => self.follow(field, sight, dice),
+            Assignment::MinLoad | Assignment::Delegate => field.least(dice).map(seen),
             Assignment::MinGroup => {
                 let group = |seat: &Seat| self.keys.as_ref().map_or(0, |keys| keys.group(seat.slot));
-                let fewest = candidates.iter().map(|s| group(s)).min()?;
-                let smallest = candidates.iter().copied().filter(|s| group(s) == fewest);
-                least(smallest, dice).map(seen)
+                let all = field.all();
+                let fewest = all.iter().map(|s| group(s.seat)).min()?;
+                least_seen(all.iter().filter(|s| group(s.seat) == fewest), dice).map(seen)
             }
         }
     }
 
     /// The policy itself.
-    fn follow<'a>(
-        &self,
-        candidates: &[&'a Arc<Seat>],
-        sight: &Sight<'_>,
-        dice: &mut Dice,
-    ) -> Option<Choice<'a>> {
-        let n = candidates.len();
-        if n == 0 {
-            return None;
-        }
+    fn follow<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
         match self.name {
-            PolicyName::RoundRobin => Some((candidates[self.turns.next(candidates)], None)),
-            PolicyName::Random | PolicyName::Manual => any(candidates, dice),
-            PolicyName::PowerOfTwo if sight.heard => self.tuning.reports.of_two(candidates, dice).map(seen),
-            PolicyName::PowerOfTwo if self.tuning.reports.metric == LoadMetric::LeastRequests => {
-                least(candidates.iter().copied(), dice).map(seen)
+            PolicyName::RoundRobin => {
+                let seats = field.seats();
+                seats.get(self.turns.next(&seats)).map(|seat| (*seat, None))
             }
-            PolicyName::PowerOfTwo => least(wait::two(candidates, dice)?.into_iter(), dice).map(seen),
-            PolicyName::LeastLoad => self.least(candidates, sight, dice).map(seen),
+            PolicyName::Random | PolicyName::Manual => any(field, dice),
+            PolicyName::PowerOfTwo => self.of_two(field, sight, dice),
+            PolicyName::LeastLoad => self.least(field, sight, dice),
             PolicyName::CacheAware => match &sight.backlog {
-                _ if sight.heard && self.tuning.reports.too_full(candidates) => {
-                    self.least(candidates, sight, dice).map(seen)
+                Some(_) if sight.heard && self.tuning.reports.too_full(&field.seats()) => {
+                    self.least(field, sight, dice)
                 }
                 Some(backlog) => {
-                    let theirs = sight.turn.as_ref().map(|slots| self.of_turn(slots, candidates));
+                    let all = field.all();
+                    let theirs = sight.turn.as_ref().map(|slots| self.of_turn(slots, &all));
                     let among = theirs.as_deref().filter(|theirs| !theirs.is_empty());
-                    backlog.cheapest(among.unwrap_or(candidates), dice).map(seen)
+                    backlog.cheapest(among.unwrap_or(&all), dice).map(seen)
                 }
-                None => self.least(candidates, sight, dice).map(seen),
+                None => self.least(field, sight, dice),
             },
             PolicyName::PrefixHash => match sight.hash {
-                Some(hash) => self.near(hash, &sight.heads, candidates),
-                None => self.least(candidates, sight, dice).map(seen),
+                Some(hash) => self.near(hash, &sight.heads, &field.all()),
+                None => self.least(field, sight, dice),
             },
             PolicyName::ConsistentHashing => match (sight.look.ask.hints.target, sight.hash) {
-                (Some(target), _) => target.and_then(|at| candidates.get(at)).map(|seat| (*seat, None)),
-                (None, Some(hash)) => affinity::owner(hash, candidates.iter().copied()).map(|s| (s, None)),
-                (None, None) => any(candidates, dice),
+                (Some(target), _) => target.and_then(|at| Some((*field.seats().get(at)?, None))),
+                (None, Some(hash)) => field.highest(|row| affinity::rank(hash, row.point)).map(|s| (s, None)),
+                (None, None) => any(field, dice),
             },
-            PolicyName::Bucket => self.sized(candidates, sight, dice),
+            PolicyName::Bucket => self.sized(field, sight, dice),
+        }
+    }
+
+    /// The better of two: one whose turn it is, which is taken where both are as good, and one by chance. Both are
+    /// as likely to be any worker as if both were by chance; but no worker is left out of a burst.
+    fn of_two<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
+        let reports = &self.tuning.reports;
+        if reports.metric == LoadMetric::LeastRequests {
+            return match sight.heard {
+                true => reports.fewest(&field.seats(), dice).map(known),
+                false => field.least(dice).map(seen),
+            };
+        }
+        let turn = sight.of_two.get_or_init(|| self.turns.of_many(field.mark(), || dice.below(usize::MAX)));
+        let mut two = field.two(*turn, dice)?;
+        if sight.heard {
+            two.retain(|s| reports.may(s.seat, s.load));
+        }
+        let better = |a: &Seen<'a>, b: &Seen<'a>| match sight.heard {
+            true => reports.is_better(a, b),
+            false => a.load < b.load,
+        };
+        match two.as_slice() {
+            [first, other] if better(other, first) => Some(seen(*other)),
+            [first, ..] => Some(seen(*first)),
+            [] => None,
         }
     }
 
     /// The one where a request waits least, as far as that is known.
-    fn least<'a>(
-        &self,
-        candidates: &[&'a Arc<Seat>],
-        sight: &Sight<'_>,
-        dice: &mut Dice,
-    ) -> Option<(&'a Arc<Seat>, u32)> {
+    fn least<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
         match sight.heard {
-            true => self.tuning.reports.least(candidates, dice),
-            false => least(candidates.iter().copied(), dice),
+            true => self.tuning.reports.least(&field.seats(), dice).map(known),
+            false => field.least(dice).map(seen),
         }
     }
 
@@ -391,12 +385,13 @@ impl Policy {
     }
 
     /// Leaves out those that have too much work, unless all have: then true.
-    fn spare(&self, candidates: &mut Seats<'_>) -> bool {
+    fn spare(&self, field: &mut Field<'_>) -> bool {
         let reports = &self.tuning.reports;
+        let candidates = field.seats();
         let over = candidates.iter().filter(|seat| reports.is_over(seat)).count();
         let all = over > 0 && over == candidates.len();
         if over > 0 && !all {
-            candidates.retain(|seat| !reports.is_over(seat));
+            field.keep(|seat| !reports.is_over(seat));
         }
         all
     }
@@ -413,80 +408,57 @@ impl Policy {
     }
 
     /// The rank of the chosen engine that has the fewest tokens to compute, if that is how ranks are chosen.
-    fn by_rank<'a>(&self, choice: Choice<'a>, candidates: &[&'a Arc<Seat>]) -> Choice<'a> {
+    fn by_rank<'a>(&self, choice: Choice<'a>, field: &Field<'a>) -> Choice<'a> {
         let (seat, _) = choice;
         if !self.tuning.by_rank || seat.worker.dp_rank.is_none() {
             return choice;
         }
         let load = |seat: &Seat| (seat.load.work(), seat.load.in_flight(), seat.slot);
+        let candidates = field.seats();
         let ranks = candidates.iter().filter(|other| other.worker.base_url() == seat.worker.base_url());
         let least = ranks.min_by_key(|seat| load(seat)).copied().unwrap_or(seat);
         (least, Some(least.load.in_flight()))
     }
 
     /// Of these, those who have no more than their share of the load.
-    fn of_turn<'a>(&self, slots: &warm::Slots, candidates: &[&'a Arc<Seat>]) -> Seats<'a> {
-        let gate = affinity::gate(candidates, &self.tuning);
-        let may =
-            |s: &&&Arc<Seat>| slots.binary_search(&s.slot).is_ok() && f64::from(s.load.in_flight()) <= gate;
-        candidates.iter().filter(may).copied().collect()
+    fn of_turn<'a>(&self, slots: &warm::Slots, all: &[Seen<'a>]) -> AllSeen<'a> {
+        let gate = affinity::gate(all.iter().map(|s| s.load), &self.tuning);
+        let may = |s: &&Seen<'a>| slots.binary_search(&s.row.slot).is_ok() && f64::from(s.load) <= gate;
+        all.iter().filter(may).copied().collect()
     }
 
     /// The owner of the hash if that one has no more than its share, else the owner of a shallower head that has not,
     /// else the next owner.
-    fn near<'a>(&self, hash: u64, heads: &[u64], candidates: &[&'a Arc<Seat>]) -> Option<Choice<'a>> {
-        let loads: SmallVec<[u32; 16]> = candidates.iter().map(|s| s.load.in_flight()).collect();
-        let all: f64 = loads.iter().map(|load| f64::from(*load)).sum();
-        let mean = (all + 1.0) / candidates.len() as f64;
+    fn near<'a>(&self, hash: u64, heads: &[u64], all: &[Seen<'a>]) -> Option<Choice<'a>> {
+        let sum: f64 = all.iter().map(|s| f64::from(s.load)).sum();
+        let mean = (sum + 1.0) / all.len() as f64;
         let most = (mean * self.tuning.prefix_load_factor).max(mean + self.tuning.prefix_abs);
-        let load = |owner: &Seat| {
-            candidates.iter().zip(&loads).find(|(s, _)| s.slot == owner.slot).map(|(_, load)| *load)
-        };
-        let may = |load: u32| f64::from(load) <= most;
+        let may = |s: &&Seen<'a>| f64::from(s.load) <= most;
         let mut shallower = heads.iter().rev();
         let owner = shallower
-            .find_map(|head| {
-                let owner = affinity::owner(*head, candidates.iter().copied())?;
-                load(owner).is_some_and(may).then_some(owner)
-            })
-            .or_else(|| {
-                let free = candidates.iter().zip(&loads).filter(|(_, load)| may(**load));
-                affinity::owner(hash, free.map(|(seat, _)| *seat))
-            })?;
-        Some((owner, load(owner)))
+            .find_map(|head| affinity::owner_of(*head, all.iter()).filter(may))
+            .or_else(|| affinity::owner_of(hash, all.iter().filter(may)))?;
+        Some(seen(*owner))
     }
 
     /// The least loaded of those whose range this size is in; of all, if they have more than their share.
-    fn sized<'a>(
-        &self,
-        candidates: &[&'a Arc<Seat>],
-        sight: &Sight<'_>,
-        dice: &mut Dice,
-    ) -> Option<Choice<'a>> {
+    fn sized<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
+        let all = field.all();
         let sizes = self.sizes.as_ref().filter(|_| sight.bytes > 0);
-        let range = sizes.map_or(0..=candidates.len() - 1, |s| s.range(sight.bytes, candidates.len()));
-        let own = least(ranked(candidates, range).into_iter(), dice)?;
-        let gate = affinity::gate(candidates, &self.tuning);
-        if f64::from(own.1) > gate {
-            return least(candidates.iter().copied(), dice).map(seen);
+        let (first, last) = match sizes {
+            Some(sizes) => sizes.range(sight.bytes, all.len()).into_inner(),
+            None => (0, all.len()),
+        };
+        if first == 0 && last + 1 >= all.len() {
+            return least_seen(all.iter(), dice).map(seen);
+        }
+        let own = least_seen(field.ranked(&all, first, last).iter(), dice)?;
+        let gate = affinity::gate(all.iter().map(|s| s.load), &self.tuning);
+        if f64::from(own.load) > gate {
+            return least_seen(all.iter(), dice).map(seen);
         }
         Some(seen(own))
     }
-}
-
-/// Those of these ranks by who they are: it does not count in which order they joined.
-fn ranked<'a>(candidates: &[&'a Arc<Seat>], ranks: RangeInclusive<usize>) -> Seats<'a> {
-    let mut all: Seats<'a> = candidates.iter().copied().collect();
-    let (first, last) = (*ranks.start(), (*ranks.end()).min(all.len().saturating_sub(1)));
-    if first > last {
-        return Seats::new();
-    }
-    let who = |seat: &&Arc<Seat>| (seat.point, seat.slot);
-    all.select_nth_unstable_by_key(first, who);
-    if last > first {
-        all[first + 1..].select_nth_unstable_by_key(last - first - 1, who);
-    }
-    all.drain(first..=last).collect()
 }
 
 /// This life of a worker, as the index of prompts knows it.
@@ -494,12 +466,35 @@ pub(super) fn holder(seat: &Seat) -> Holder {
     Holder { slot: seat.slot, life: seat.pulse.life() }
 }
 
-fn seen<'a>((seat, load): (&'a Arc<Seat>, u32)) -> Choice<'a> {
+fn seen(seen: Seen<'_>) -> Choice<'_> {
+    (seen.seat, Some(seen.load))
+}
+
+fn known<'a>((seat, load): (&'a Arc<Seat>, u32)) -> Choice<'a> {
     (seat, Some(load))
 }
 
-fn any<'a>(candidates: &[&'a Arc<Seat>], dice: &mut Dice) -> Option<Choice<'a>> {
-    candidates.get(dice.below(candidates.len())).map(|seat| (*seat, None))
+fn any<'a>(field: &Field<'a>, dice: &mut Dice) -> Option<Choice<'a>> {
+    field.any(dice).map(|seat| (seat, None))
+}
+
+/// The one with the fewest rooms taken; among equals each is as likely.
+fn least_seen<'s, 'a: 's>(all: impl Iterator<Item = &'s Seen<'a>>, dice: &mut Dice) -> Option<Seen<'a>> {
+    let mut best: Option<Seen<'a>> = None;
+    let mut equals = 0;
+    for seen in all {
+        match best {
+            Some(least) if seen.load > least.load => {}
+            Some(least) if seen.load == least.load => {
+                equals += 1;
+                if dice.below(equals) == 0 {
+                    best = Some(*seen);
+                }
+            }
+            _ => (best, equals) = (Some(*seen), 1),
+        }
+    }
+    best
 }
 
 /// The candidate with the fewest rooms taken, and how many that are; among equals each is as likely.
@@ -530,7 +525,7 @@ mod tests {
     use super::*;
     use crate::ask::{Api, Ask};
     use crate::body::{BodyLimits, Envelope};
-    use crate::fleet::{Fleet, Role, Worker};
+    use crate::fleet::{Bench, Fleet, Role, Serving, Status, Worker};
     use crate::time::Instant;
 
     fn ask() -> Ask {
@@ -541,6 +536,7 @@ mod tests {
     fn seats(n: u32) -> Vec<Arc<Seat>> {
         (0..n)
             .map(|i| Arc::new(Seat::new(i, Worker::new(i.to_string(), "http://h:1", Role::Decode))))
+            .inspect(|seat| seat.pulse.set_status(Status::Ready))
             .collect()
     }
 
@@ -548,7 +544,8 @@ mod tests {
         let (seats, policy, mut dice) = (seats(n), Policy::new(name), Dice::new(3));
         let (fleet, ask) = (Fleet::default(), ask());
         let look = Look::new(&fleet, &ask, Instant::ZERO);
-        let take = |_| policy.take(&mut seats.iter().collect(), 1, &look, &mut dice).unwrap();
+        let bench = Bench::loose(seats.iter());
+        let take = |_| policy.take(&mut Field::of(&look, &bench, &Serving::ALL, 1), &mut dice).unwrap();
         let held: Vec<_> = (0..requests).map(take).collect();
         let out = seats.iter().map(|s| s.load.in_flight()).collect();
         drop(held);
@@ -569,7 +566,9 @@ mod tests {
         let (fleet, ask) = (Fleet::default(), ask());
         let look = Look::new(&fleet, &ask, Instant::ZERO);
         for name in PolicyName::ALL {
-            assert!(Policy::new(name).take(&mut Seats::new(), 1, &look, &mut Dice::new(1)).is_none());
+            let bench = Bench::default();
+            let mut field = Field::of(&look, &bench, &Serving::ALL, 1);
+            assert!(Policy::new(name).take(&mut field, &mut Dice::new(1)).is_none());
         }
         assert_eq!(spread(PolicyName::PowerOfTwo, 3, 1), [3]);
     }

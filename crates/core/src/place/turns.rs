@@ -36,23 +36,33 @@ impl Default for Turns {
 impl Turns {
     /// The index of the candidate whose turn it is; 0 when there is none.
     pub fn next(&self, candidates: &[&Arc<Seat>]) -> usize {
-        let turn = self.of(fingerprint(candidates));
-        turn.next.fetch_add(1, Ordering::Relaxed) % candidates.len().max(1)
+        self.of_many(fingerprint(candidates), || 0) % candidates.len().max(1)
     }
 
-    fn of(&self, set: u64) -> &Turn {
+    /// The next number of the set that has this mark, which is not 0. The first is anything.
+    pub fn of_many(&self, set: u64, first: impl FnOnce() -> usize) -> usize {
+        let (turn, new) = self.of(set);
+        if new {
+            // Whoever comes in between gets a number that is as good.
+            turn.next.store(first(), Ordering::Relaxed);
+        }
+        turn.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The rotation of a set, and whether it begins.
+    fn of(&self, set: u64) -> (&Turn, bool) {
         let home = set as usize % SETS;
         for probe in 0..PROBES {
             let turn = &self.0[(home + probe) % SETS];
             match turn.set.compare_exchange(0, set, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return turn,
-                Err(other) if other == set => return turn,
+                Ok(_) => return (turn, true),
+                Err(other) if other == set => return (turn, false),
                 Err(_) => {}
             }
         }
         let turn = &self.0[home];
         turn.set.store(set, Ordering::Relaxed);
-        turn
+        (turn, false)
     }
 }
 

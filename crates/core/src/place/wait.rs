@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::field::Seen;
 use super::policy::least;
 use crate::dice::Dice;
 use crate::fleet::Seat;
@@ -104,7 +105,7 @@ fn since(seat: &Seat, load: u32) -> f64 {
 
 /// What a report tells besides this gateway's own requests.
 #[derive(Clone, Copy)]
-struct Seen {
+struct Told {
     /// Requests of others.
     others: f64,
     /// Seconds for each request.
@@ -114,10 +115,10 @@ struct Seen {
 }
 
 /// A candidate, its load, and what it tells.
-type Sight<'a> = (&'a Arc<Seat>, u32, Option<Seen>);
+type Sight<'a> = (&'a Arc<Seat>, u32, Option<Told>);
 
 impl Reports {
-    fn seen(&self, seat: &Seat, load: u32) -> Option<Seen> {
+    fn seen(&self, seat: &Seat, load: u32) -> Option<Told> {
         let gauges = &seat.gauges;
         if !gauges.observed() {
             return None;
@@ -126,7 +127,7 @@ impl Reports {
         let ours = said(&gauges.ours).unwrap_or(f64::from(load));
         let rate = said(&gauges.throughput).unwrap_or_default().max(self.throughput).max(SLOWEST);
         let kv = said(&gauges.kv_usage).unwrap_or_default().min(FULL);
-        Some(Seen {
+        Some(Told {
             others: (there - ours).max(0.0),
             each: self.request_tokens / rate,
             pressure: self.kv_weight * kv / (1.0 - kv),
@@ -141,12 +142,9 @@ impl Reports {
             let load = seat.load.in_flight();
             (*seat, load, self.seen(seat, load))
         };
-        let may = |(seat, load, _): &Sight<'a>| {
-            let queue = || waiting(seat).map(|waiting| waiting + since(seat, *load));
-            self.max_waiting <= 0.0 || queue().is_none_or(|queue| queue < self.max_waiting)
-        };
+        let may = |(seat, load, _): &Sight<'a>| self.may(seat, *load);
         let all: SmallVec<[Sight<'a>; 64]> = candidates.iter().map(look).filter(may).collect();
-        let told: SmallVec<[Seen; 64]> = all.iter().filter_map(|(_, _, seen)| *seen).collect();
+        let told: SmallVec<[Told; 64]> = all.iter().filter_map(|(_, _, seen)| *seen).collect();
         if told.is_empty() {
             return least(all.iter().map(|(seat, _, _)| *seat), dice);
         }
@@ -164,7 +162,7 @@ impl Reports {
     }
 
     /// In seconds. A worker that does not say is taken for one like the others on average.
-    fn wait(&self, load: u32, seen: Option<Seen>, average: f64) -> f64 {
+    fn wait(&self, load: u32, seen: Option<Told>, average: f64) -> f64 {
         let wait = match seen {
             Some(seen) => (f64::from(load) + seen.others) * seen.each + seen.pressure,
             None => average + f64::from(load) * self.request_tokens / self.throughput.max(SLOWEST),
@@ -175,13 +173,13 @@ impl Reports {
 
     /// The wait at each of them now, in seconds, and what it is made of.
     pub fn waits(&self, candidates: &[&Arc<Seat>]) -> Vec<(f64, Vec<(&'static str, f64)>)> {
-        let all: Vec<(u32, Option<Seen>)> = candidates
+        let all: Vec<(u32, Option<Told>)> = candidates
             .iter()
             .map(|seat| (seat.load.in_flight(), self.seen(seat, seat.load.in_flight())))
             .collect();
-        let told: SmallVec<[Seen; 16]> = all.iter().filter_map(|(_, seen)| *seen).collect();
+        let told: SmallVec<[Told; 16]> = all.iter().filter_map(|(_, seen)| *seen).collect();
         let average = average(&told);
-        let one = |(load, seen): &(u32, Option<Seen>)| {
+        let one = |(load, seen): &(u32, Option<Told>)| {
             let own = ("in_flight", f64::from(*load));
             if told.is_empty() {
                 return (own.1, vec![own]);
@@ -195,20 +193,33 @@ impl Reports {
         all.iter().map(one).collect()
     }
 
-    /// By `power_of_two`.
-    pub fn of_two<'a>(&self, candidates: &[&'a Arc<Seat>], dice: &mut Dice) -> Option<(&'a Arc<Seat>, u32)> {
-        let fewest = |among: &[&'a Arc<Seat>], dice: &mut Dice| {
-            let least = among.iter().map(|s| s.load.in_flight()).min()?;
-            let equal: SmallVec<[&'a Arc<Seat>; 16]> =
-                among.iter().copied().filter(|s| s.load.in_flight() == least).collect();
-            // Others may have taken their places in the meantime: then any of the candidates will do.
-            self.least(if equal.is_empty() { among } else { &equal }, dice)
-        };
-        if self.metric == LoadMetric::LeastRequests {
-            return fewest(candidates, dice);
+    /// Of those with the fewest requests, the one with the shortest wait.
+    pub fn fewest<'a>(&self, among: &[&'a Arc<Seat>], dice: &mut Dice) -> Option<(&'a Arc<Seat>, u32)> {
+        let least = among.iter().map(|s| s.load.in_flight()).min()?;
+        let equal: SmallVec<[&'a Arc<Seat>; 16]> =
+            among.iter().copied().filter(|s| s.load.in_flight() == least).collect();
+        // Others may have taken their places in the meantime: then any of the candidates will do.
+        self.least(if equal.is_empty() { among } else { &equal }, dice)
+    }
+
+    /// Of two, is the first clearly better? By what [`Reports::metric`] asks for.
+    pub fn is_better(&self, a: &Seen<'_>, b: &Seen<'_>) -> bool {
+        if self.metric == LoadMetric::Requests && a.load != b.load {
+            return a.load < b.load;
         }
-        let two = two(candidates, dice)?;
-        if self.metric == LoadMetric::Requests { fewest(&two, dice) } else { self.least(&two, dice) }
+        let [told_a, told_b] = [a, b].map(|seen| self.seen(seen.seat, seen.load));
+        let told: SmallVec<[Told; 2]> = [told_a, told_b].into_iter().flatten().collect();
+        if told.is_empty() {
+            return a.load < b.load;
+        }
+        let average = average(&told);
+        self.wait(a.load, told_a, average) + EQUAL_S < self.wait(b.load, told_b, average)
+    }
+
+    /// Do so few wait there that it may get more?
+    pub fn may(&self, seat: &Seat, load: u32) -> bool {
+        let queue = || waiting(seat).map(|waiting| waiting + since(seat, load));
+        self.max_waiting <= 0.0 || queue().is_none_or(|queue| queue < self.max_waiting)
     }
 
     /// Is KV memory so full, or so unevenly used, that it is no time to keep prompts together?
@@ -231,29 +242,15 @@ impl Reports {
 }
 
 /// What others have at those who say so, and how full these are: seconds on average.
-fn average(told: &[Seen]) -> f64 {
+fn average(told: &[Told]) -> f64 {
     let sum: f64 = told.iter().map(|seen| seen.others * seen.each + seen.pressure).sum();
     sum / told.len().max(1) as f64
-}
-
-/// Two of them that are not the same; one where there is only one.
-pub(super) fn two<'a>(candidates: &[&'a Arc<Seat>], dice: &mut Dice) -> Option<SmallVec<[&'a Arc<Seat>; 2]>> {
-    let n = candidates.len();
-    match n {
-        0 => None,
-        1 => Some(candidates.iter().copied().collect()),
-        _ => {
-            let a = dice.below(n);
-            let b = (a + 1 + dice.below(n - 1)) % n;
-            Some([candidates[a], candidates[b]].into_iter().collect())
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{Role, Worker};
+    use crate::fleet::{Bench, Role, Worker};
     use crate::load::Lease;
 
     fn seats(n: u32) -> Vec<Arc<Seat>> {
@@ -343,20 +340,18 @@ mod tests {
         seats[0].gauges.ours.set(Some(1.0));
         seats[1..].iter().for_each(|seat| seat.gauges.running.set(Some(0.0)));
         let candidates: Vec<_> = seats.iter().collect();
-        let counts = |metric| {
-            let (reports, mut dice) = (Reports { metric, ..Reports::default() }, Dice::new(1));
-            let mut counts = [0; 3];
-            (0..300)
-                .for_each(|_| counts[reports.of_two(&candidates, &mut dice).unwrap().0.slot as usize] += 1);
-            counts
+        assert_eq!(Reports::default().fewest(&candidates, &mut Dice::new(1)).unwrap().0.slot, 0);
+        let bench = Bench::loose(seats.iter());
+        let better = |metric, a: usize, b: usize| {
+            let seen = |at: usize| Seen { seat: &seats[at], row: bench.row(at), load: at as u32 + 1 };
+            Reports { metric, ..Reports::default() }.is_better(&seen(a), &seen(b))
         };
-        assert_eq!(counts(LoadMetric::LeastRequests), [300, 0, 0]);
-        let by_count = counts(LoadMetric::Requests);
-        assert!(by_count[0] > 150 && by_count[1] > 60 && by_count[2] == 0, "{by_count:?}");
-        let by_wait = counts(LoadMetric::ExpectedWait);
-        assert!(by_wait[0] < by_wait[1], "{by_wait:?}");
-        assert_eq!(Reports::default().of_two(&candidates[..1], &mut Dice::new(1)).unwrap().0.slot, 0);
-        assert!(Reports::default().of_two(&[], &mut Dice::new(1)).is_none());
+        assert!(better(LoadMetric::Requests, 0, 1) && better(LoadMetric::Requests, 1, 2));
+        assert!(better(LoadMetric::ExpectedWait, 1, 0) && better(LoadMetric::ExpectedWait, 1, 2));
+        for metric in [LoadMetric::Requests, LoadMetric::ExpectedWait] {
+            assert!(!better(metric, 2, 1) && !better(metric, 1, 1), "{metric:?}: as good is not better");
+        }
+        assert!(Reports::default().fewest(&[], &mut Dice::new(1)).is_none());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::{Policy, PolicyName, Sight};
 use crate::fleet::Seat;
+use crate::place::field::{Field, Seen};
 use crate::place::receipt::{OfLeg, Score};
 use crate::place::wait::LoadMetric;
 use std::sync::Arc;
@@ -17,15 +18,16 @@ pub(super) struct Note {
 
 impl Policy {
     /// What the choice is about to be made on. `None`: nobody will read it.
-    pub(super) fn note(&self, candidates: &[&Arc<Seat>], sight: &Sight<'_>) -> Option<Note> {
+    pub(super) fn note(&self, field: &Field<'_>, sight: &Sight<'_>) -> Option<Note> {
         if !sight.look.telling(|receipt| receipt.is_on()) {
             return None;
         }
-        let scores = self.scores(candidates, sight);
+        let all = field.all();
+        let scores = self.scores(&all, sight);
         let least = scores.iter().map(|s| s.score).fold(f64::INFINITY, f64::min);
         let tied = scores.iter().filter(|s| self.throws(sight) || self.looks(sight) && s.score <= least);
         let tied = tied.map(|s| s.worker.clone()).collect();
-        Some(Note { leg: OfLeg { scores, tied }, candidates: candidates.len() })
+        Some(Note { leg: OfLeg { scores, tied }, candidates: all.len() })
     }
 
     pub(super) fn write(&self, note: Option<Note>, seat: &Seat, sight: &Sight<'_>) {
@@ -64,34 +66,35 @@ impl Policy {
         said
     }
 
-    fn scores(&self, candidates: &[&Arc<Seat>], sight: &Sight<'_>) -> Vec<Score> {
-        let score = |seat: &Seat, score: f64, terms: Vec<(&'static str, f64)>| Score {
-            worker: seat.worker.id.clone(),
+    fn scores(&self, all: &[Seen<'_>], sight: &Sight<'_>) -> Vec<Score> {
+        let score = |seen: &Seen<'_>, score: f64, terms: Vec<(&'static str, f64)>| Score {
+            worker: seen.seat.worker.id.clone(),
             score,
             terms,
             skipped: None,
         };
         if let Some(backlog) = sight.backlog.as_ref().filter(|_| !sight.all_over) {
-            let weighed = candidates.iter().zip(backlog.weighed(candidates)).map(|(seat, weighed)| {
+            let weighed = all.iter().zip(backlog.weighed(all)).map(|(seen, weighed)| {
                 let terms = vec![
                     ("queued_tokens", weighed.queued),
                     ("prompt_tokens", weighed.total),
                     ("cached_tokens", weighed.cached),
                 ];
                 let skipped = weighed.over.then(|| "more than its share of the load".into());
-                Score { skipped, ..score(seat, weighed.tokens, terms) }
+                Score { skipped, ..score(seen, weighed.tokens, terms) }
             });
             return weighed.collect();
         }
         if sight.heard && self.looks(sight) {
-            let waits = candidates.iter().zip(self.tuning.reports.waits(candidates));
-            return waits.map(|(seat, (wait, terms))| score(seat, wait, terms)).collect();
+            let seats: Vec<&Arc<Seat>> = all.iter().map(|seen| seen.seat).collect();
+            let waits = all.iter().zip(self.tuning.reports.waits(&seats));
+            return waits.map(|(seen, (wait, terms))| score(seen, wait, terms)).collect();
         }
-        let load = |seat: &&Arc<Seat>| {
-            let load = f64::from(seat.load.in_flight());
-            score(seat, load, vec![("in_flight", load)])
+        let load = |seen: &Seen<'_>| {
+            let load = f64::from(seen.load);
+            score(seen, load, vec![("in_flight", load)])
         };
-        candidates.iter().map(load).collect()
+        all.iter().map(load).collect()
     }
 
     /// Are the scores what it goes by?

@@ -183,7 +183,7 @@ impl Whole {
         dice: &mut Dice,
     ) -> Blended {
         let loads: SmallVec<[u32; 16]> = seats.iter().map(|s| s.load.in_flight()).collect();
-        let gate = affinity::gate(seats, &self.tuning);
+        let gate = affinity::gate(loads.iter().copied(), &self.tuning);
         let counted = |way: Way| !matches!(way, Way::LeastKvCache | Way::Throughput);
         let gated = ways.is_some_and(|ways| !ways.iter().any(|(way, _)| counted(way)));
         let mut blended = Blended::new(loads);

@@ -36,16 +36,19 @@ pub struct Load {
 
 impl Load {
     /// Rooms taken now: one for each sequence of each leg in flight.
+    #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Tokens of prompts that the legs in flight have to compute, as far as leases carry them.
+    #[inline]
     pub fn work(&self) -> u64 {
         self.work.load(Ordering::Relaxed)
     }
 
     /// When a policy that goes round last chose this worker.
+    #[inline]
     pub fn last_chosen(&self) -> Instant {
         Instant::from_micros(self.chosen.load(Ordering::Relaxed))
     }

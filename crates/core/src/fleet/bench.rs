@@ -35,6 +35,7 @@ pub struct Row {
 
 impl Row {
     /// As [`Seat::has_room`].
+    #[inline]
     pub fn has_room(&self, rooms: u32) -> bool {
         self.load.in_flight().checked_add(rooms).is_some_and(|after| after <= self.window)
     }
@@ -79,14 +80,17 @@ impl Bench {
         self.rows.is_empty()
     }
 
+    #[inline]
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
+    #[inline]
     pub fn row(&self, at: usize) -> &Row {
         &self.rows[at]
     }
 
+    #[inline]
     pub fn seat(&self, at: usize) -> &Arc<Seat> {
         &self.seats[at]
     }
@@ -97,6 +101,7 @@ impl Bench {
     }
 
     /// May a request go there now? Reads no more than the row and its load while all is well.
+    #[inline]
     pub fn available(&self, at: usize, now: Instant) -> bool {
         let load = &self.rows[at].load;
         is_calm(load) || serves_now(load) && self.seats[at].pulse.available(now)
@@ -155,6 +160,7 @@ impl Serving {
     /// Everybody.
     pub const ALL: Serving = Serving(None);
 
+    #[inline]
     pub fn has(&self, row: &Row) -> bool {
         match &self.0 {
             None => true,

@@ -50,11 +50,13 @@ pub struct Pulse {
 }
 
 /// Is all well with the worker that has this load? One load from memory. False says nothing: look at its [`Pulse`].
+#[inline]
 pub fn is_calm(load: &Load) -> bool {
     load.state.load(Ordering::Acquire) == CALM
 }
 
 /// The worker may get requests if its breaker agrees.
+#[inline]
 pub(crate) fn serves_now(load: &Load) -> bool {
     load.state.load(Ordering::Acquire) & !ALARM == CALM
 }
@@ -64,6 +66,7 @@ impl Pulse {
         Pulse { load: load.clone(), ..Pulse::default() }
     }
 
+    #[inline]
     fn state(&self) -> u32 {
         self.load.state.load(Ordering::Acquire)
     }
@@ -118,6 +121,7 @@ impl Pulse {
     }
 
     /// Changes whenever the worker may have lost its memory.
+    #[inline]
     pub fn life(&self) -> u32 {
         self.load.life.load(Ordering::Acquire)
     }
@@ -131,6 +135,7 @@ impl Pulse {
     }
 
     /// Has it answered a request in this life?
+    #[inline]
     pub fn has_answered(&self) -> bool {
         self.load.answered.load(Ordering::Relaxed) == self.life().wrapping_add(1)
     }

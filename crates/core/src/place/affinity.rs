@@ -41,17 +41,14 @@ pub fn owner<'a>(hash: u64, candidates: impl Iterator<Item = &'a Arc<Seat>>) -> 
     candidates.max_by_key(|seat| (rank(hash, seat.point), seat.slot))
 }
 
-/// The same of those that were seen.
-pub fn owner_of<'s, 'a: 's>(hash: u64, all: impl Iterator<Item = &'s Seen<'a>>) -> Option<&'s Seen<'a>> {
-    all.max_by_key(|seen| (rank(hash, seen.row.point), seen.row.slot))
-}
-
 /// A key belongs to the worker, by its point, for which this is highest.
+#[inline]
 pub fn rank(hash: u64, point: u64) -> u64 {
     mix(hash ^ point)
 }
 
 /// Every bit of the result depends on every bit given.
+#[inline]
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -105,6 +102,7 @@ impl<'t> Backlog<'t> {
     }
 
     /// Tokens of it that the worker has; none if they are too small a share of it.
+    #[inline]
     fn cached(&self, seat: &Seat) -> f64 {
         let told = |share: f64| {
             let enough = share > self.tuning.cache_threshold;
@@ -133,7 +131,12 @@ impl<'t> Backlog<'t> {
         let mut best: Option<Cost<'a>> = None;
         let mut equals = 0;
         let chosen = |cost: &Cost<'a>| cost.seen.row.load.last_chosen();
-        for next in all.iter().map(cost) {
+        for seen in all {
+            // Whatever it has of the prompt, it costs what is queued there.
+            if best.as_ref().is_some_and(|best| queued(&seen.row.load, seen.load) > best.tokens) {
+                continue;
+            }
+            let next = cost(seen);
             let order = match &best {
                 None => std::cmp::Ordering::Less,
                 Some(best) => {
@@ -164,6 +167,7 @@ impl<'t> Backlog<'t> {
         (gate, idlest)
     }
 
+    #[inline]
     fn weigh(&self, seat: &Seat, load: u32, gate: f64, idlest: f64) -> Weighed {
         let (queued, total) = (queued(&seat.load, load), self.total());
         let mut cached = self.cached(seat);
@@ -202,6 +206,7 @@ impl<'t> Backlog<'t> {
     }
 }
 
+#[inline]
 fn queued(of: &Load, load: u32) -> f64 {
     f64::from(load) * REQUEST_TOKENS + of.work() as f64
 }

@@ -25,7 +25,7 @@ pub struct Seen<'a> {
 }
 
 /// Those that were seen, in the order of their slots.
-pub type AllSeen<'a> = SmallVec<[Seen<'a>; 32]>;
+pub type AllSeen<'a> = Vec<Seen<'a>>;
 
 /// Which teams have a decode that is well and has room. Looked up for those that are asked for, each once.
 pub struct Teams<'a> {
@@ -119,20 +119,30 @@ impl<'a> Field<'a> {
         self.only = Some(kept.map(|at| at as u32).collect());
     }
 
+    /// How many can be chosen now that are so, and how many that are not.
+    pub fn count(&self, so: impl Fn(&Seat) -> bool) -> (usize, usize) {
+        let all = self.places().filter(|at| self.may(*at)).map(|at| so(self.bench.seat(at)));
+        all.fold((0, 0), |(n, rest), so| if so { (n + 1, rest) } else { (n, rest + 1) })
+    }
+
     /// How many there are at most.
+    #[inline]
     fn most(&self) -> usize {
         self.only.as_ref().map_or(self.bench.len(), SmallVec::len)
     }
 
+    #[inline]
     fn place(&self, number: usize) -> usize {
         self.only.as_ref().map_or(number, |only| only[number] as usize)
     }
 
+    #[inline]
     fn places(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.most()).map(|number| self.place(number))
     }
 
     /// Can it be chosen now?
+    #[inline]
     fn may(&self, at: usize) -> bool {
         let row = self.bench.row(at);
         self.serving.has(row)
@@ -143,6 +153,7 @@ impl<'a> Field<'a> {
             && self.teams.is_none_or(|teams| teams.is_open(row.team))
     }
 
+    #[inline]
     fn seen(&self, at: usize) -> Seen<'a> {
         let row = self.bench.row(at);
         Seen { seat: self.bench.seat(at), row, load: row.load.in_flight() }
@@ -155,12 +166,33 @@ impl<'a> Field<'a> {
 
     /// All that can be chosen now.
     pub fn all(&self) -> AllSeen<'a> {
-        self.places().filter(|at| self.may(*at)).map(|at| self.seen(at)).collect()
+        let mut all = AllSeen::with_capacity(self.most());
+        self.places().filter(|at| self.may(*at)).for_each(|at| all.push(self.seen(at)));
+        all
+    }
+
+    /// The one whose turn it is among those that can be chosen now, by the numbers that `turn` gives to each such set.
+    /// Sets are told apart by their slots.
+    pub fn in_turn(&self, turn: impl FnOnce(u64) -> usize) -> Option<&'a Arc<Seat>> {
+        let (mut set, mut count) = (0xcbf2_9ce4_8422_2325, 0);
+        for at in self.places().filter(|at| self.may(*at)) {
+            set = (set ^ u64::from(self.bench.row(at).slot)).wrapping_mul(0x0100_0000_01b3);
+            count += 1;
+        }
+        let number = turn((set ^ (set >> 32)).max(1)).checked_rem(count)?;
+        if count == self.most() {
+            return Some(self.bench.seat(self.place(number)));
+        }
+        // Should one have fallen ill since, the last one is as good.
+        let first = self.places().filter(|at| self.may(*at)).take(number + 1);
+        first.last().map(|at| self.bench.seat(at))
     }
 
     /// The same without their loads.
     pub fn seats(&self) -> Seats<'a> {
-        self.places().filter(|at| self.may(*at)).map(|at| self.bench.seat(at)).collect()
+        let mut seats = Seats::with_capacity(self.most());
+        self.places().filter(|at| self.may(*at)).for_each(|at| seats.push(self.bench.seat(at)));
+        seats
     }
 
     /// The worker with this slot, if it can be chosen.
@@ -232,17 +264,27 @@ impl<'a> Field<'a> {
         best.map(|(at, load)| Seen { load, ..self.seen(at) })
     }
 
-    /// The one with the highest number; the number depends on who it is, and not on how it is.
-    pub fn highest(&self, number: impl Fn(&Row) -> u64) -> Option<&'a Arc<Seat>> {
-        let mut best: Option<(u64, u32, usize)> = None;
+    /// How many can be chosen now, and the rooms taken on all of them.
+    pub fn sum(&self) -> (usize, u64) {
+        let loads = self.places().filter(|at| self.may(*at)).map(|at| self.bench.row(at).load.in_flight());
+        loads.fold((0, 0), |(n, sum), load| (n + 1, sum + u64::from(load)))
+    }
+
+    /// Of those with such a load, the one with the highest number. The number depends on who it is and not on how it
+    /// is, so the few that come out highest so far are asked how they are, and no others.
+    pub fn highest(&self, number: impl Fn(&Row) -> u64, load: impl Fn(u32) -> bool) -> Option<Seen<'a>> {
+        let mut best: Option<((u64, u32), Seen<'a>)> = None;
         for at in self.places() {
             let row = self.bench.row(at);
-            let own = (number(row), row.slot, at);
-            if best.is_none_or(|best| own > best) && self.may(at) {
-                best = Some(own);
+            let own = (number(row), row.slot);
+            if best.is_none_or(|(highest, _)| own > highest) && self.may(at) {
+                let seen = self.seen(at);
+                if load(seen.load) {
+                    best = Some((own, seen));
+                }
             }
         }
-        best.map(|(_, _, at)| self.bench.seat(at))
+        best.map(|(_, seen)| seen)
     }
 
     /// The candidates of these ranks by who they are, and not by when they joined.

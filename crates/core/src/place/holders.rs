@@ -5,6 +5,7 @@
 //! what it stored since it is heard, the larger of both counts. Of all others, and of prompts whose tokens are not
 //! known, there is only what was sent, which is a guess.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -41,6 +42,8 @@ pub struct Holders<'a> {
     /// Why the prompt's tokens are not known, if they were asked for.
     unknown: Option<Unknown>,
     now: Instant,
+    /// Where in `found` the last worker was: they are asked for in the order of slots, mostly.
+    at: Cell<usize>,
 }
 
 /// Do workers tell what they hold, so that a prompt's tokens are looked up?
@@ -58,7 +61,7 @@ impl<'a> Holders<'a> {
             Told::of(events, ask)
         });
         let unknown = if told.is_none() { ask.prompt.unknown() } else { None };
-        Holders { indexes, blocks, found, told, unknown, now }
+        Holders { indexes, blocks, found, told, unknown, now, at: Cell::new(0) }
     }
 
     /// What was sent is known by the beginnings of prompts alone.
@@ -93,9 +96,24 @@ impl<'a> Holders<'a> {
 
     /// First blocks of it that were sent to the worker before.
     fn sent(&self, seat: &Seat) -> Option<u32> {
-        let at = self.found.binary_search_by_key(&seat.slot, |(h, _)| h.slot).ok()?;
-        let (of, blocks) = self.found[at];
+        let (of, blocks) = *self.found.get(self.place(seat.slot))?;
         (of == holder(seat)).then_some(blocks)
+    }
+
+    /// The first place in `found` that is not before this slot.
+    fn place(&self, slot: u32) -> usize {
+        let (mut at, found) = (self.at.get(), &self.found);
+        let before = |at: usize| found.get(at).is_some_and(|(h, _)| h.slot < slot);
+        if at > 0 && !before(at - 1) {
+            at = 0;
+        }
+        if before(at) && !before(at + 1) {
+            at += 1;
+        } else if before(at) {
+            at += found[at..].partition_point(|(h, _)| h.slot < slot);
+        }
+        self.at.set(at);
+        at
     }
 
     /// Does anybody have more of it than this share, or so many blocks that they count?

@@ -21,7 +21,7 @@ use super::wait::LoadMetric;
 use super::warm::{self, WarmUp};
 use super::{Assignment, Look, Taken, Tuning};
 use crate::dice::Dice;
-use crate::fleet::{Fleet, Seat};
+use crate::fleet::{Fleet, Row, Seat};
 use crate::kv::KvIndex;
 use crate::prefix::{Heads, Holder, Memory, PrefixIndex};
 use crate::prompt::Prompt;
@@ -311,8 +311,7 @@ impl Policy {
     fn follow<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
         match self.name {
             PolicyName::RoundRobin => {
-                let seats = field.seats();
-                seats.get(self.turns.next(&seats)).map(|seat| (*seat, None))
+                field.in_turn(|set| self.turns.next(set, || 0)).map(|seat| (seat, None))
             }
             PolicyName::Random | PolicyName::Manual => any(field, dice),
             PolicyName::PowerOfTwo => self.of_two(field, sight, dice),
@@ -330,12 +329,14 @@ impl Policy {
                 None => self.least(field, sight, dice),
             },
             PolicyName::PrefixHash => match sight.hash {
-                Some(hash) => self.near(hash, &sight.heads, &field.all()),
+                Some(hash) => self.near(hash, &sight.heads, field),
                 None => self.least(field, sight, dice),
             },
             PolicyName::ConsistentHashing => match (sight.look.ask.hints.target, sight.hash) {
                 (Some(target), _) => target.and_then(|at| Some((*field.seats().get(at)?, None))),
-                (None, Some(hash)) => field.highest(|row| affinity::rank(hash, row.point)).map(|s| (s, None)),
+                (None, Some(hash)) => {
+                    field.highest(|row| affinity::rank(hash, row.point), |_| true).map(|s| (s.seat, None))
+                }
                 (None, None) => any(field, dice),
             },
             PolicyName::Bucket => self.sized(field, sight, dice),
@@ -352,7 +353,7 @@ impl Policy {
                 false => field.least(dice).map(seen),
             };
         }
-        let turn = sight.of_two.get_or_init(|| self.turns.of_many(field.mark(), || dice.below(usize::MAX)));
+        let turn = sight.of_two.get_or_init(|| self.turns.next(field.mark(), || dice.below(usize::MAX)));
         let mut two = field.two(*turn, dice)?;
         if sight.heard {
             two.retain(|s| reports.may(s.seat, s.load));
@@ -386,14 +387,12 @@ impl Policy {
 
     /// Leaves out those that have too much work, unless all have: then true.
     fn spare(&self, field: &mut Field<'_>) -> bool {
-        let reports = &self.tuning.reports;
-        let candidates = field.seats();
-        let over = candidates.iter().filter(|seat| reports.is_over(seat)).count();
-        let all = over > 0 && over == candidates.len();
-        if over > 0 && !all {
-            field.keep(|seat| !reports.is_over(seat));
+        let is_over = |seat: &Seat| self.tuning.reports.is_over(seat);
+        let (over, rest) = field.count(is_over);
+        if over > 0 && rest > 0 {
+            field.keep(|seat| !is_over(seat));
         }
-        all
+        over > 0 && rest == 0
     }
 
     fn sheds_overload(&self) -> bool {
@@ -429,16 +428,17 @@ impl Policy {
 
     /// The owner of the hash if that one has no more than its share, else the owner of a shallower head that has not,
     /// else the next owner.
-    fn near<'a>(&self, hash: u64, heads: &[u64], all: &[Seen<'a>]) -> Option<Choice<'a>> {
-        let sum: f64 = all.iter().map(|s| f64::from(s.load)).sum();
-        let mean = (sum + 1.0) / all.len() as f64;
+    fn near<'a>(&self, hash: u64, heads: &[u64], field: &Field<'a>) -> Option<Choice<'a>> {
+        let (n, all) = field.sum();
+        let mean = (all as f64 + 1.0) / n as f64;
         let most = (mean * self.tuning.prefix_load_factor).max(mean + self.tuning.prefix_abs);
-        let may = |s: &&Seen<'a>| f64::from(s.load) <= most;
+        let may = |load: u32| f64::from(load) <= most;
+        let owner = |hash: u64| move |row: &Row| affinity::rank(hash, row.point);
         let mut shallower = heads.iter().rev();
-        let owner = shallower
-            .find_map(|head| affinity::owner_of(*head, all.iter()).filter(may))
-            .or_else(|| affinity::owner_of(hash, all.iter().filter(may)))?;
-        Some(seen(*owner))
+        shallower
+            .find_map(|head| field.highest(owner(*head), |_| true).filter(|seen| may(seen.load)))
+            .or_else(|| field.highest(owner(hash), may))
+            .map(seen)
     }
 
     /// The least loaded of those whose range this size is in; of all, if they have more than their share.

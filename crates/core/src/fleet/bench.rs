@@ -50,7 +50,10 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub(super) fn of<'s>(seats: impl Iterator<Item = (&'s Arc<Seat>, Option<u32>)>, kinds: &mut Kinds) -> Bench {
+    pub(super) fn of<'s>(
+        seats: impl Iterator<Item = (&'s Arc<Seat>, Option<u32>)>,
+        kinds: &mut Kinds,
+    ) -> Bench {
         let (rows, seats): (Vec<Row>, Vec<Arc<Seat>>) = seats
             .map(|(seat, team)| {
                 let row = Row {
@@ -176,6 +179,8 @@ impl Serving {
     /// Tells those of one model from those of another.
     pub fn mark(&self) -> u64 {
         let kinds = self.0.iter().flatten();
-        kinds.fold(1, |mark: u64, serves| mark.rotate_left(1).wrapping_mul(0x100_0000_01b3) ^ u64::from(*serves))
+        kinds.fold(1, |mark: u64, serves| {
+            mark.rotate_left(1).wrapping_mul(0x100_0000_01b3) ^ u64::from(*serves)
+        })
     }
 }

@@ -334,7 +334,19 @@ impl Fleet {
         for seat in seats.values() {
             kinds.of(&seat.worker.models);
         }
-        Fleet { mode, prefill, decode, whole, kinds, prefills, wholes, teams, no_pair, seats, ..Fleet::default() }
+        Fleet {
+            mode,
+            prefill,
+            decode,
+            whole,
+            kinds,
+            prefills,
+            wholes,
+            teams,
+            no_pair,
+            seats,
+            ..Fleet::default()
+        }
     }
 
     /// Whoever decides by what workers say of their load says so here: until somebody does, they are not asked for it.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Look, Seats};
+use super::{Look, Seats, turns};
 use crate::dice::Dice;
 use crate::fleet::{Bench, Row, Seat, Serving};
 
@@ -149,6 +149,7 @@ impl<'a> Field<'a> {
             && row.has_room(self.rooms)
             && self.bench.available(at, self.look.now)
             && !self.out.contains(&row.slot)
+            && self.look.lets_slot(row.slot)
             && !(self.fresh && self.look.tried.contains(&row.slot))
             && self.teams.is_none_or(|teams| teams.is_open(row.team))
     }
@@ -235,11 +236,8 @@ impl<'a> Field<'a> {
 
     /// Tells these candidates from others, as far as turns go: who they are at most, not who of them is well.
     pub fn mark(&self) -> u64 {
-        let ends = [0, self.most().saturating_sub(1)];
-        let ends = ends.iter().filter(|_| self.most() > 0).map(|at| self.bench.row(self.place(*at)).slot);
-        let mix = |mark: u64, n: u64| (mark ^ n).wrapping_mul(0x100_0000_01b3);
-        let mark = ends.fold(self.serving.mark(), |mark, slot| mix(mark, u64::from(slot)));
-        mix(mark, self.most() as u64).rotate_left(32).max(1)
+        let first = (self.most() > 0).then(|| self.bench.seat(self.place(0)));
+        turns::mark(self.serving.mark(), first.as_ref(), self.most())
     }
 
     /// The one with the fewest rooms taken; among equals each is as likely.

@@ -127,7 +127,8 @@ impl Legwise {
                 field.leave_out_tried(false);
             }
             let prefill = take(&self.prefill, &mut field, dice)?;
-            let team = look.fleet.prefills().find(prefill.seat.slot).map(|at| look.fleet.prefills().row(at).team)?;
+            let team =
+                look.fleet.prefills().find(prefill.seat.slot).map(|at| look.fleet.prefills().row(at).team)?;
             match self.partner(team, look, serving, dice) {
                 Some(decode) => return Some(Placement::Pair { prefill, decode }),
                 // Others took its partners in the meantime; a prefill with other partners may still have one.

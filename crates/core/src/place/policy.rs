@@ -188,8 +188,7 @@ impl Policy {
         let sight = Sight { heard, all_over, ..self.see(look) };
         for _ in 0..TRIES {
             let note = self.note(field, &sight);
-            let (seat, seen) =
-                self.choose(field, &sight, dice).map(|choice| self.by_rank(choice, field))?;
+            let (seat, seen) = self.choose(field, &sight, dice).map(|choice| self.by_rank(choice, field))?;
             let lease = match seen {
                 // The choice looked at the load anew, so it may have seen a window that filled up meanwhile.
                 Some(seen) if seat.fits_in(seen, rooms) => seat.load.take_if(seen, rooms),

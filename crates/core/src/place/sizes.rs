@@ -5,6 +5,8 @@
 //! belongs to several. Until enough prompts were seen the cut is even up to 4096 bytes, as SMG's is at first.
 //! SMG then compares sums of sizes over all workers and sends to the smallest, whatever its range (SMG 1.13),
 //! which mixes sizes as soon as prompts are longer than some dozens of bytes; here only load overrides a range.
+//!
+//! Where all prompts are of one class there is nothing to keep apart, and every worker is for all of them.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,12 +20,16 @@ const FIRST_CUT: f64 = 4096.0;
 const ENOUGH: u64 = 16;
 /// All of the text, as a share.
 const ALL: u32 = 1 << 30;
+/// In [`Sizes::only`]: prompts of several classes were seen.
+const SEVERAL: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub struct Sizes {
     /// Text of each class.
     sums: Box<[AtomicU64]>,
     prompts: AtomicU64,
+    /// The class of all prompts that were seen before the first cut, and one more. 0: none was seen.
+    only: AtomicU32,
     /// The share of all text that shorter classes carry, by class.
     below: Box<[AtomicU32]>,
     learnt: AtomicBool,
@@ -37,6 +43,7 @@ impl Sizes {
         Sizes {
             sums: (0..CLASSES).map(|_| AtomicU64::new(0)).collect(),
             prompts: AtomicU64::new(0),
+            only: AtomicU32::new(0),
             below: (0..=CLASSES).map(|_| AtomicU32::new(ALL)).collect(),
             learnt: AtomicBool::new(false),
             next: AtomicU64::new(0),
@@ -48,6 +55,10 @@ impl Sizes {
     pub fn range(&self, bytes: u64, workers: usize) -> RangeInclusive<usize> {
         let last = workers.saturating_sub(1);
         if !self.learnt.load(Ordering::Acquire) {
+            let alike = self.only.load(Ordering::Relaxed) == class(bytes) as u32 + 1;
+            if alike && self.prompts.load(Ordering::Relaxed) >= ENOUGH {
+                return 0..=last;
+            }
             let at = (bytes as f64 / FIRST_CUT * workers as f64) as usize;
             return at.min(last)..=at.min(last);
         }
@@ -65,6 +76,7 @@ impl Sizes {
     pub fn sent(&self, bytes: u64, now: Instant) {
         self.sums[class(bytes)].fetch_add(bytes.max(1), Ordering::Relaxed);
         self.prompts.fetch_add(1, Ordering::Relaxed);
+        self.saw(class(bytes) as u32 + 1);
         let (next, now_at) = (self.next.load(Ordering::Relaxed), now.as_micros());
         if next == 0 || now_at >= next {
             let then = now.after(self.every).as_micros().max(1);
@@ -72,6 +84,17 @@ impl Sizes {
             if won && next != 0 && self.prompts.load(Ordering::Relaxed) >= ENOUGH {
                 self.cut();
             }
+        }
+    }
+
+    fn saw(&self, class: u32) {
+        let seen = self.only.load(Ordering::Relaxed);
+        if seen == class || seen == SEVERAL {
+            return;
+        }
+        let first = self.only.compare_exchange(0, class, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_err_and(|seen| seen != class) {
+            self.only.store(SEVERAL, Ordering::Relaxed);
         }
     }
 
@@ -130,5 +153,21 @@ mod tests {
         assert_eq!((sizes.range(1000, 8), sizes.range(9000, 8)), (0..=3, 4..=7));
         assert_eq!((sizes.range(1, 8), sizes.range(1 << 30, 8)), (0..=0, 7..=7));
         assert_eq!(sizes.range(5, 0), 0..=0);
+    }
+
+    #[test]
+    fn prompts_of_one_size_are_for_everybody() {
+        let sizes = Sizes::new(Duration::from_secs(5));
+        let at = |secs| Instant::from_micros(1 + secs * 1_000_000);
+        for _ in 0..ENOUGH {
+            assert_eq!(sizes.range(1000, 4), 0..=0, "too few to tell");
+            sizes.sent(1000, at(0));
+        }
+        assert_eq!((sizes.range(1000, 4), sizes.range(4000, 4)), (0..=3, 3..=3));
+        let others = Sizes::new(Duration::from_secs(5));
+        (0..ENOUGH).for_each(|i| others.sent(1000 + 3000 * (i % 2), at(0)));
+        assert_eq!((others.range(1000, 4), others.range(4000, 4)), (0..=0, 3..=3));
+        sizes.sent(1000, at(6));
+        assert_eq!(sizes.range(1000, 4), 0..=3, "the cut finds the same");
     }
 }

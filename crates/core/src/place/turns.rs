@@ -7,7 +7,10 @@
 //! No lock: sets live in a small open table. When it is full, a new set takes over an old one's place and
 //! its count, which costs at most an uneven turn.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::fleet::Seat;
 
 /// Sets remembered.
 const SETS: usize = 256;
@@ -56,6 +59,13 @@ impl Turns {
         turn.set.store(set, Ordering::Relaxed);
         (turn, false)
     }
+}
+
+/// Tells sets apart by who stands first and how many there are, and by what else the caller knows of them: enough
+/// where a mix-up costs an even burst and nothing else.
+pub fn mark(of: u64, first: Option<&&Arc<Seat>>, count: usize) -> u64 {
+    let mix = |mark: u64, n: u64| (mark ^ n).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    mix(mix(of, first.map_or(0, |seat| u64::from(seat.slot) + 1)), count as u64).max(1)
 }
 
 #[cfg(test)]

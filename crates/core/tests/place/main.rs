@@ -6,6 +6,7 @@
 mod affinity;
 mod any_fleet;
 mod burst;
+mod evenness;
 mod events;
 mod every_strategy;
 mod filters;

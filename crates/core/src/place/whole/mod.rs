@@ -25,6 +25,7 @@ use super::cascade::words::{Way, Ways};
 use super::holders::{self, Holders};
 use super::policy::holder;
 use super::receipt::{Receipt, Score};
+use super::turns::{self, Turns};
 use super::{Look, Miss, Placement, Seats, Taken, Tuning, affinity};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
@@ -46,6 +47,7 @@ pub struct Whole {
     /// What workers say that they hold.
     events: Option<Arc<KvIndex>>,
     tuning: Tuning,
+    turns: Turns,
     /// Of a request that comes without a routing of its own.
     plain: Routing,
 }
@@ -58,12 +60,20 @@ struct Sight<'a> {
     prompt: Option<Holders<'a>>,
     /// The worker that the session belongs to: its slot.
     home: Option<u32>,
+    /// Whose turn it is to be the first of two.
+    turn: usize,
 }
 
 impl Whole {
     /// The index is shared with other strategies of AIBrix's: what one of them sent somewhere, all know.
     pub fn new(knobs: &Arc<Knobs>, tuning: &Tuning, index: Memory) -> Whole {
-        Whole { index, events: None, tuning: tuning.clone(), plain: Routing::plain(knobs) }
+        Whole {
+            index,
+            events: None,
+            tuning: tuning.clone(),
+            turns: Turns::default(),
+            plain: Routing::plain(knobs),
+        }
     }
 
     /// Heeds what workers say that they hold.
@@ -113,7 +123,7 @@ impl Whole {
         let rooms = look.rooms();
         seats.retain(|s| s.has_room(rooms));
         let ways = routing.ways.as_ref();
-        let sight = self.see(look, routing, &seats);
+        let sight = self.see((look, routing), &seats, dice);
         loop {
             let chance = ways.is_none_or(|ways| ways.is_only(Way::Random));
             let mut taken = match chance {
@@ -131,7 +141,12 @@ impl Whole {
         }
     }
 
-    fn see<'a>(&'a self, look: &'a Look<'a>, routing: &'a Routing, seats: &[&Arc<Seat>]) -> Sight<'a> {
+    fn see<'a>(
+        &'a self,
+        (look, routing): (&'a Look<'a>, &'a Routing),
+        seats: &[&Arc<Seat>],
+        dice: &mut Dice,
+    ) -> Sight<'a> {
         let asks = |way: Way| routing.ways.as_ref().is_some_and(|ways| ways.has(way));
         if asks(Way::LeastKvCache) || asks(Way::Throughput) {
             look.fleet.want_gauges();
@@ -142,7 +157,11 @@ impl Whole {
             Holders::of(indexes, look.fleet, look.ask, look.now)
         });
         let home = if asks(Way::SessionAffinity) { session::home(look.ask, seats) } else { None };
-        Sight { look, knobs: &routing.knobs, prompt, home: home.map(|seat| seat.slot) }
+        let turn = match asks(Way::PowerOfTwo) {
+            true => self.turns.next(turns::mark(1, seats.first(), seats.len()), || dice.below(usize::MAX)),
+            false => 0,
+        };
+        Sight { look, knobs: &routing.knobs, prompt, home: home.map(|seat| seat.slot), turn }
     }
 
     /// Chooses by scores and takes rooms in one step: only if the load is still what the choice was made on.

@@ -31,7 +31,7 @@ pub fn each(way: Way, seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>, di
     let highest = |values| Worth { values, lowest: false };
     match way {
         Way::LeastRequest => lowest(loads.iter().map(|load| Some(f64::from(*load))).collect()),
-        Way::PowerOfTwo => lowest(of_two(loads, dice)),
+        Way::PowerOfTwo => lowest(of_two(loads, sight.turn, dice)),
         Way::LeastKvCache => lowest(memory(seats, loads)),
         Way::Throughput => lowest(seats.iter().map(|seat| tokens(seat)).collect()),
         Way::PrefixCache => highest(matched(seats, loads, sight)),
@@ -43,13 +43,14 @@ pub fn each(way: Way, seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>, di
     }
 }
 
-/// Two by chance, by their loads; nothing of the others.
-fn of_two(loads: &[u32], dice: &mut Dice) -> Values {
+/// Two by their loads, nothing of the others: the one whose turn it is, and any other by chance. Of two that are as good
+/// it is the first, so that no worker is left out of a burst.
+fn of_two(loads: &[u32], turn: usize, dice: &mut Dice) -> Values {
     let n = loads.len();
-    let a = dice.below(n);
+    let a = turn.checked_rem(n).unwrap_or_default();
     let b = (a + 1 + dice.below(n.saturating_sub(1))) % n.max(1);
-    let drawn = |at: usize| at == a || at == b;
-    loads.iter().enumerate().map(|(at, load)| drawn(at).then_some(f64::from(*load))).collect()
+    let drawn = |at: usize, load: u32| at == a || at == b && load != loads[a];
+    loads.iter().enumerate().map(|(at, load)| drawn(at, *load).then_some(f64::from(*load))).collect()
 }
 
 /// Share of KV memory in use, on the device and on the host, as of now: what was placed since the worker was asked
@@ -119,13 +120,14 @@ mod tests {
     fn two_are_drawn_and_never_one_twice() {
         let mut dice = Dice::new(1);
         let mut seen = [0; 3];
-        for _ in 0..300 {
-            let drawn = of_two(&[5, 6, 7], &mut dice);
+        for turn in 0..300 {
+            let drawn = of_two(&[5, 6, 7], turn, &mut dice);
             assert_eq!(drawn.iter().flatten().count(), 2);
             drawn.iter().zip(&mut seen).for_each(|(value, n)| *n += usize::from(value.is_some()));
         }
         assert!(seen.iter().all(|n| (150..250).contains(n)), "{seen:?}");
-        assert_eq!(of_two(&[4], &mut dice).as_slice(), [Some(4.0)]);
-        assert!(of_two(&[], &mut dice).is_empty());
+        assert_eq!(of_two(&[4, 4], 3, &mut dice).as_slice(), [None, Some(4.0)], "the one whose turn it is");
+        assert_eq!(of_two(&[4], 7, &mut dice).as_slice(), [Some(4.0)]);
+        assert!(of_two(&[], 0, &mut dice).is_empty());
     }
 }

@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn prompts_of_one_size_are_for_everybody() {
         let sizes = Sizes::new(Duration::from_secs(5));
-        let at = |secs| Instant::from_micros(1 + secs * 1_000_000);
+        let at = |secs: u64| Instant::from_micros(1 + secs * 1_000_000);
         for _ in 0..ENOUGH {
             assert_eq!(sizes.range(1000, 4), 0..=0, "too few to tell");
             sizes.sent(1000, at(0));

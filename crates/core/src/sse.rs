@@ -138,6 +138,11 @@ impl SseWatch {
         self.done
     }
 
+    /// The stream has said that it is over, and nothing is under way: a break costs it nothing.
+    pub fn is_complete(&self) -> bool {
+        self.done_seen() && self.at_boundary()
+    }
+
     /// The engine has reported an error in the stream: `{"error": ...}`, `event: error`, `response.failed`, or
     /// SGLang's abort reason.
     pub fn error_seen(&self) -> bool {

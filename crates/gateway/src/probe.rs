@@ -34,7 +34,7 @@ pub use facts::{Facts, Model};
 pub use gauges::GaugeRule;
 pub use get::{ANSWER_MAX_BYTES, Reply, Silence, Target};
 pub(crate) use mooncake::PATIENCE as ASK_AGAIN_PATIENCE;
-pub use trt::context_labels;
+pub use trt::{context_labels, said as context_said, tells_context};
 
 use crate::registry::{Bell, Checks, JobStep, Registry, Watched};
 

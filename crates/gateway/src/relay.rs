@@ -230,7 +230,7 @@ impl Relay {
     fn broke(&mut self, lost: Lost, cx: &mut Context<'_>) -> Piece {
         let leg = self.drive.answers();
         // A stream that had said it was done lost nothing by the break.
-        if matches!(&self.watch, Watch::Stream(sse) if sse.done_seen() && sse.at_boundary()) {
+        if matches!(&self.watch, Watch::Stream(sse) if sse.is_complete()) {
             self.end();
             return Poll::Ready(None);
         }

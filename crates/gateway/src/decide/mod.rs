@@ -3,8 +3,10 @@
 //! The scenario is read strictly ([`scenario`]), played on the core that serves ([`replay`]), and what came of it is
 //! shown ([`output`]) or compared with what the scenario expects ([`expect`]). docs/decide.md describes both files.
 
+mod engine;
 mod expect;
 mod output;
+mod paper;
 mod read;
 mod replay;
 mod request;
@@ -15,7 +17,7 @@ mod state;
 use std::fmt;
 
 use baton_core::place::cascade::knobs::Knobs;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 pub use output::Decision;
 pub use scenario::REQUESTS_MAX;
@@ -59,6 +61,8 @@ pub struct Report {
     pub decisions: Vec<Decision>,
     /// Of the fleet, at the end.
     pub state: State,
+    /// What was counted, where requests were carried out.
+    pub counters: Option<Map<String, Value>>,
     /// Where an output is not as the scenario expects, one sentence each.
     pub unmet: Vec<String>,
 }
@@ -66,13 +70,17 @@ pub struct Report {
 impl Report {
     pub fn to_json(&self) -> Value {
         let requests: Value = self.decisions.iter().map(Decision::to_json).collect();
-        json!({
+        let mut all = json!({
             "scenario": self.path,
             "warnings": self.warnings,
             "requests": requests,
             "state": self.state.to_json(),
             "unmet": self.unmet,
-        })
+        });
+        if let Some(counters) = &self.counters {
+            all["counters"] = json!(counters);
+        }
+        all
     }
 
     pub fn to_text(&self) -> String {
@@ -122,9 +130,10 @@ pub fn decide(path: &str, text: &str) -> Result<Report, BadScenario> {
             .filter(|(name, _)| !is_read(name))
             .map(|(name, _)| format!("{name} is read by nothing here")),
     );
-    let Played { decisions, complaints, state } = replay::play(&scenario, &loaded.config);
+    let Played { decisions, complaints, state, counters } = replay::play(&scenario, &loaded.config);
     warnings.extend(complaints);
-    let mut report = Report { path: path.to_owned(), warnings, decisions, state, unmet: Vec::new() };
+    let mut report =
+        Report { path: path.to_owned(), warnings, decisions, state, counters, unmet: Vec::new() };
     report.unmet = unmet(&scenario, &report);
     Ok(report)
 }
@@ -139,6 +148,8 @@ fn unmet(scenario: &Scenario, report: &Report) -> Vec<String> {
         }
         unmet.extend(expect::unmet(due, &got));
     }
+    let counters = report.counters.clone().unwrap_or_default();
+    unmet.extend(expect::miscounted(&scenario.expect_counters, &counters));
     if let Some(due) = &scenario.expect_output {
         unmet.extend(expect::unmet_of(due, &report.to_json()));
     }

@@ -9,6 +9,7 @@ use baton_core::place::receipt::Receipt;
 use baton_core::place::{Placement, Taken};
 use serde_json::{Value, json};
 
+use super::paper::Told;
 use crate::explain;
 
 /// One request's decision.
@@ -23,6 +24,8 @@ pub struct Decision {
     settings: Vec<(&'static str, String)>,
     /// The second try, if the first has failed.
     pub retried: Option<Box<Decision>>,
+    /// What became of it, where that is told.
+    told: Option<Told>,
 }
 
 impl Decision {
@@ -60,6 +63,16 @@ impl Decision {
         Decision { outcome: "fault", receipt, fault, ..Decision::default() }
     }
 
+    /// The same, but no leg can be sent to the chosen workers.
+    pub fn but(self, fault: &Fault) -> Decision {
+        Decision::fault(fault, self.receipt)
+    }
+
+    /// The same, with what became of it.
+    pub fn carried(self, told: Told) -> Decision {
+        Decision { told: Some(told), ..self }
+    }
+
     pub fn to_json(&self) -> Value {
         let fault = self
             .fault
@@ -72,6 +85,9 @@ impl Decision {
         all.insert("fault".into(), json!(fault));
         all.insert("settings".into(), settings(&self.settings));
         all.insert("retried".into(), self.retried.as_ref().map_or(Value::Null, |again| again.to_json()));
+        if let Some(told) = &self.told {
+            told.to_json(&mut all);
+        }
         Value::Object(all)
     }
 
@@ -119,6 +135,9 @@ impl Decision {
         }
         for charge in &receipt.charges {
             let _ = writeln!(out, "    charge {}: {} {} tokens", charge.worker, charge.tokens, charge.what);
+        }
+        if let Some(told) = &self.told {
+            told.to_text(&mut out);
         }
         if let Some(again) = &self.retried {
             out += &format!("  after its failure: {}", again.to_text());

@@ -3,6 +3,7 @@
 //! Nothing is decided here. Settings come from [`Config`], workers are described by [`crate::registry::Spec`], requests
 //! are read by [`Ask`] and placed by [`Strategies`], each as when serving; what is missing is the network.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_core::ask::{Api, Ask};
@@ -20,14 +21,19 @@ use baton_core::place::cascade::yard;
 use baton_core::place::receipt::Receipt;
 use baton_core::place::{Computed, Look, Miss, Strategies, Strategy, Taken};
 use baton_core::time::{Duration, Instant};
+use serde_json::{Map, Value};
 
+use super::engine::Word;
 use super::output::Decision;
+use super::paper::house::{Around, House};
+use super::paper::{self, Arrived, Paper};
 use super::request::{Failure, Incoming, Retried};
 use super::scenario::{Held, Member, Scenario};
 use super::state::State;
 use crate::config::Config;
-use crate::edge::{hints, http::malformed};
+use crate::edge::{answer::REQUEST_ID, hints, http::malformed};
 use crate::gateway;
+use crate::probe::{Facts, context_said};
 use crate::registry::Settings;
 
 /// When a scenario begins. Not at zero, which is what a worker that was never chosen shows.
@@ -39,7 +45,7 @@ type Charged = (Option<books::Held>, Option<books::Held>);
 /// The state that requests act on.
 struct World<'a> {
     config: &'a Config,
-    fleet: Fleet,
+    fleet: Arc<Fleet>,
     strategies: Strategies,
     knobs: Arc<Knobs>,
     dice: Dice,
@@ -51,6 +57,12 @@ struct World<'a> {
     breaker: BreakerRule,
     /// By request.
     flying: Vec<Flight>,
+    house: House,
+    /// Requests that are carried out, when something happens to them next, and when something has last.
+    papers: Vec<(usize, Paper)>,
+    due: BTreeSet<(Instant, usize)>,
+    last: Instant,
+    shows_legs: bool,
 }
 
 /// A request that was placed.
@@ -69,6 +81,8 @@ struct Flight {
 /// What happens at a moment. At one and the same, room is made before it is taken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
+    /// A context server says something else.
+    Retold,
     PrefillDone,
     Fail,
     Done,
@@ -87,6 +101,8 @@ pub struct Played {
     pub complaints: Vec<String>,
     /// When the last has happened, or at the moment that the scenario names.
     pub state: State,
+    /// What was counted, where requests were carried out.
+    pub counters: Option<Map<String, Value>>,
 }
 
 pub fn play(scenario: &Scenario, config: &Config) -> Played {
@@ -94,10 +110,12 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
     let complaints = yard::complaints(&Fleet::default(), &world.fleet).into_iter();
     let complaints = complaints.map(|(worker, why)| format!("{} of {worker}: {why}", yard::CONFIG)).collect();
     let mut decisions: Vec<Option<Decision>> = scenario.requests.iter().map(|_| None).collect();
-    for (at, step, i) in agenda(&scenario.requests) {
+    for (at, step, i) in agenda(scenario) {
         let now = at.after(BEGIN);
+        world.advance(now);
         world.sweep(now);
         match step {
+            Step::Retold => world.retold(scenario, i),
             Step::Arrive => decisions[i] = Some(world.arrive(&scenario.requests[i], i, now)),
             Step::PrefillDone | Step::PrefillDoneAtOnce => world.prefill_done(i, now),
             Step::Fail | Step::FailAtOnce => {
@@ -114,15 +132,28 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
             }
         }
     }
+    world.advance(Instant::from_micros(u64::MAX));
+    for (i, paper) in &world.papers {
+        decisions[*i] = Some(paper.decision());
+    }
     let last = world.last_moment(scenario);
     world.sweep(last);
     let state = State::of(&world.fleet, (&world.strategies, &world.knobs), &world.stale, last);
-    Played { decisions: decisions.into_iter().flatten().collect(), complaints, state }
+    let counters = world.house.counts();
+    Played { decisions: decisions.into_iter().flatten().collect(), complaints, state, counters }
 }
 
-fn agenda(requests: &[Incoming]) -> Vec<(Instant, Step, usize)> {
-    let mut agenda = Vec::new();
-    for (i, request) in requests.iter().enumerate() {
+/// What context servers say, by the worker and in the order of its words.
+fn words(scenario: &Scenario) -> impl Iterator<Item = (u32, &Member, &Word)> {
+    (0..)
+        .zip(&scenario.workers)
+        .flat_map(|(slot, member)| member.server_info.iter().map(move |word| (slot, member, word)))
+}
+
+fn agenda(scenario: &Scenario) -> Vec<(Instant, Step, usize)> {
+    let retold = words(scenario).enumerate().map(|(i, (.., word))| (word.at, Step::Retold, i));
+    let mut agenda: Vec<_> = retold.collect();
+    for (i, request) in scenario.requests.iter().enumerate() {
         let at_once = |at: Instant, later: Step, now: Step| if at == request.at { now } else { later };
         agenda.push((request.at, Step::Arrive, i));
         if let Some(at) = request.prefill_done_at {
@@ -158,6 +189,9 @@ impl World<'_> {
             FleetChange::Join(seat)
         };
         let fleet = Fleet::new(settings.pairing).with((0..).zip(&scenario.workers).map(join));
+        let fleet = Arc::new(fleet);
+        let house = House::new(scenario, config, settings.handoff, Instant::ZERO.after(BEGIN));
+        house.show(&fleet);
         let mut knobs = gateway::knobs(config);
         scenario.beyond.apply(Arc::make_mut(&mut knobs));
         let strategies = gateway::strategies(config, &knobs);
@@ -184,36 +218,70 @@ impl World<'_> {
             stale: Vec::new(),
             breaker: gateway::breaker_rule(config),
             flying: scenario.requests.iter().map(|_| Flight::default()).collect(),
+            house,
+            papers: Vec::new(),
+            due: BTreeSet::new(),
+            last: Instant::ZERO.after(BEGIN),
+            shows_legs: scenario.shows_legs,
         }
     }
 
     fn arrive(&mut self, request: &Incoming, i: usize, now: Instant) -> Decision {
-        let mut ask = match self.read(request) {
-            Ok(ask) => ask,
+        let (mut ask, body) = match self.read(request) {
+            Ok(read) => read,
             Err(fault) => return Decision::fault(&fault, Receipt::on()),
         };
+        for id in request.headers.get_all(REQUEST_ID) {
+            ask.hear_request_id(id.as_bytes());
+        }
         hints::hear(&gateway::routing_key_headers(self.config), &request.headers, &mut ask);
         ask.wishes = hints::wishes(&request.headers);
         let routing = match resolve(&self.fleet, &ask, &self.knobs) {
             Ok(routing) => routing,
             Err(fault) => return Decision::fault(&fault, Receipt::on()),
         };
-        let decision = self.place(i, (&ask, &routing), now);
+        if request.engine.is_some() {
+            let around = Around { house: &self.house, fleet: &self.fleet, strategies: &self.strategies, now };
+            let paper =
+                Paper::begin(Arrived { ask, body, routing, dice: self.dice.split() }, request, &around);
+            self.due.extend(paper.due(&around).map(|at| (at, self.papers.len())));
+            let decision = paper.decision();
+            self.papers.push((i, paper));
+            return decision;
+        }
+        let shown = self.shows_legs.then_some((&body, request));
+        let decision = self.place(i, (&ask, &routing), shown, now);
         // Only what will fail is tried again.
         self.flying[i].again = request.failure.map(|_| (ask, routing));
         decision
     }
 
     /// Chooses workers, not those that were tried for this request if there are others.
-    fn place(&mut self, i: usize, (ask, routing): (&Ask, &Routing), now: Instant) -> Decision {
+    /// `shown`: whose legs the decision tells.
+    fn place(
+        &mut self,
+        i: usize,
+        (ask, routing): (&Ask, &Routing),
+        shown: Option<(&Envelope, &Incoming)>,
+        now: Instant,
+    ) -> Decision {
         let flight = &mut self.flying[i];
         let look = Look { routing: Some(routing), ..Look::new(&self.fleet, ask, now) };
         let look = Look { receipt: Receipt::on().into(), ..look.after(&flight.tried) };
-        let placement = self.strategies.of(routing).place(&look, &mut self.dice.split());
+        let mut dice = self.dice.split();
+        let placement = self.strategies.of(routing).place(&look, &mut dice);
         let receipt = look.into_receipt();
         let decision = match placement {
             Ok(placement) => {
-                let decision = Decision::placed(&placement, receipt);
+                let mut decision = Decision::placed(&placement, receipt);
+                if let Some((body, request)) = shown {
+                    let around =
+                        Around { house: &self.house, fleet: &self.fleet, strategies: &self.strategies, now };
+                    match paper::legs((ask, body), &mut dice, &placement, request, &around) {
+                        Ok(told) => decision = decision.carried(told),
+                        Err(fault) => return decision.but(&fault).under(&self.knobs, routing),
+                    }
+                }
                 flight.board(placement.into_legs());
                 decision
             }
@@ -256,20 +324,44 @@ impl World<'_> {
         drop((blamed, legs));
         let again = self.flying[i].again.take()?;
         let decision = match failure.retried? {
-            Retried::Pair => self.place(i, (&again.0, &again.1), now),
+            Retried::Pair => self.place(i, (&again.0, &again.1), None, now),
             Retried::Decode => self.replace(i, (&again.0, &again.1), now),
         };
         Some(decision)
     }
 
-    fn read(&self, request: &Incoming) -> Result<Ask, Fault> {
+    fn read(&self, request: &Incoming) -> Result<(Ask, Envelope), Fault> {
         let max_bytes = self.config.limits.max_payload_bytes.get();
         let limits = BodyLimits { max_bytes, ..BodyLimits::default() };
         let body = Envelope::parse(request.body.clone(), &limits);
         let body = body.map_err(|e| malformed(&e, max_bytes as u64))?;
         let mut ask = Ask::read(request.api, &body)?;
         ask.prompt_tokens = request.prompt_tokens;
-        Ok(ask)
+        Ok((ask, body))
+    }
+
+    /// All that happens until then to requests that are carried out.
+    fn advance(&mut self, until: Instant) {
+        while let Some(&(at, k)) = self.due.first().filter(|(at, _)| *at <= until) {
+            self.due.pop_first();
+            self.last = at;
+            self.sweep(at);
+            let around =
+                Around { house: &self.house, fleet: &self.fleet, strategies: &self.strategies, now: at };
+            if let Some((_, paper)) = self.papers.get_mut(k) {
+                paper.turn(&around);
+                self.due.extend(paper.due(&around).map(|at| (at, k)));
+            }
+        }
+    }
+
+    /// The `i`th of all words of context servers: its worker is described by it from now on, as when serving.
+    fn retold(&mut self, scenario: &Scenario, i: usize) {
+        let Some((slot, member, word)) = words(scenario).nth(i) else { return };
+        let facts = Facts { labels: context_said(word.status, &word.body), ..Facts::default() };
+        let worker = Box::new(member.spec.worker(&member.name, Some(&facts)));
+        self.fleet = Arc::new(self.fleet.with([FleetChange::Describe { slot, worker }]));
+        self.house.show(&self.fleet);
     }
 
     /// Takes back what was lost, as often as a gateway does.
@@ -307,7 +399,7 @@ impl World<'_> {
             [Some(request.at), request.prefill_done_at, request.done_at, failed].into_iter().flatten().max()
         };
         let last = scenario.requests.iter().filter_map(of).max().unwrap_or(Instant::ZERO);
-        scenario.until.unwrap_or(last).max(last).after(BEGIN)
+        scenario.until.unwrap_or(last).max(last).after(BEGIN).max(self.last)
     }
 }
 

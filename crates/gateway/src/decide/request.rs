@@ -5,6 +5,7 @@ use baton_core::time::Instant;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::engine::{self, Step};
 use super::read::{self, Keys};
 use super::scenario::REQUESTS_MAX;
 use crate::yaml::{Broken, Node, Tree};
@@ -26,6 +27,8 @@ pub struct Incoming {
     pub prefill_done_at: Option<Instant>,
     pub done_at: Option<Instant>,
     pub failure: Option<Failure>,
+    /// What engines and client do. `None`: it is placed and not carried out.
+    pub engine: Option<Vec<Step>>,
 }
 
 /// A worker fails the request.
@@ -62,6 +65,7 @@ pub fn requests(node: Node, listed: usize) -> Result<Vec<Incoming>, Broken> {
     let prefill_done_at = keys.read("prefill_done_at_ms", moment)?;
     let done_at = keys.read("done_at_ms", moment)?;
     let failure = failure(&mut keys)?;
+    let engine = keys.read("engine", |node, what| engine::steps(node, what, at))?;
     keys.end()?;
     let whole = Incoming {
         listed,
@@ -73,6 +77,7 @@ pub fn requests(node: Node, listed: usize) -> Result<Vec<Incoming>, Broken> {
         prefill_done_at,
         done_at,
         failure,
+        engine,
     };
     in_order(&whole).map_err(|why| (line, why.to_owned()))?;
     let one = |i| Incoming { prompt_tokens: tokens.map(|t| t.of(i, times)), ..whole.clone() };
@@ -100,6 +105,9 @@ fn failure(keys: &mut Keys) -> Result<Option<Failure>, Broken> {
 fn in_order(request: &Incoming) -> Result<(), &'static str> {
     let Incoming { at, prefill_done_at: prefilled, done_at: done, failure, .. } = *request;
     let failed = failure.map(|f| f.at);
+    if request.engine.is_some() && (prefilled.is_some() || done.is_some() || failed.is_some()) {
+        return Err("engine says what becomes of its request: no other time has a place beside it");
+    }
     let after = |earlier: Instant, later: Option<Instant>| later.is_none_or(|later| later >= earlier);
     let begun = prefilled.unwrap_or(at);
     if !after(at, prefilled) || !after(begun, done) || !after(begun, failed) {
@@ -167,7 +175,7 @@ fn api(node: Node, what: &str) -> Result<Api, Broken> {
 }
 
 /// A text is the body to the letter, anything else is written as JSON.
-fn body(node: Node) -> String {
+pub fn body(node: Node) -> String {
     match node.value {
         Tree::Scalar { text, .. } => text,
         _ => {
@@ -188,7 +196,9 @@ pub fn moment(node: Node, what: &str) -> Result<Instant, Broken> {
     }
 }
 
-fn header_map(headers: Vec<(String, String)>) -> Result<HeaderMap, String> {
+/// # Errors
+/// What is no header.
+pub fn header_map(headers: Vec<(String, String)>) -> Result<HeaderMap, String> {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let key: HeaderName = name.parse().map_err(|_| format!("{name:?} is no header's name"))?;

@@ -5,9 +5,12 @@ use baton_core::place::cascade::knobs::Knobs;
 use baton_core::time::Instant;
 use serde_json::Value;
 
+use super::engine::{self, Word};
+use super::expect::Counter;
 use super::read::{self, Keys};
 use super::request::{self, Incoming};
 use super::spell::spell;
+use crate::probe::tells_context;
 use crate::registry::{Model, Spec, WORKERS_MAX};
 use crate::yaml::{self, Broken, Node, Tree};
 
@@ -17,6 +20,8 @@ const MOST_DEPTH: usize = 24;
 pub const REQUESTS_MAX: usize = 100_000;
 /// Most requests in flight that a worker can be said to have.
 const IN_FLIGHT_MAX: u64 = 1_000_000;
+/// Latest beginning by the calendar, in milliseconds since 1970: far beyond what any id has room for.
+const UNIX_MS_MAX: u64 = 1 << 48;
 
 /// A whole scenario.
 pub struct Scenario {
@@ -33,6 +38,12 @@ pub struct Scenario {
     pub expect: Option<Vec<Value>>,
     /// What the whole output must contain.
     pub expect_output: Option<Value>,
+    /// What must have been counted.
+    pub expect_counters: Vec<(Counter, f64)>,
+    /// The outputs tell what is sent to each leg.
+    pub shows_legs: bool,
+    /// When it begins, in milliseconds since 1970.
+    pub unix_ms: Option<u64>,
 }
 
 /// Settings that no flag and no variable can be given.
@@ -57,6 +68,8 @@ pub struct Member {
     pub load: Held,
     /// Prompts that it has computed.
     pub cached: Vec<String>,
+    /// What it answers when it is asked where its KV is.
+    pub server_info: Vec<Word>,
 }
 
 /// What a worker has in flight, and what it says of its load.
@@ -94,12 +107,28 @@ pub fn parse(text: &str) -> Result<Scenario, Broken> {
     let until = keys.read("until_ms", request::moment)?;
     let expect = expectations(keys.take("expect"), listed)?;
     let expect_output = keys.take("expect_output").map(|node| read::value(&node));
+    let expect_counters = keys.read("expect_counters", counters)?.unwrap_or_default();
+    let shows_legs = !keys.list("show", shown)?.is_empty();
+    let unix_ms = keys.read("unix_ms", read::up_to(UNIX_MS_MAX))?;
     keys.end()?;
     if let Some((line, _)) = workers.get(WORKERS_MAX) {
         return Err((*line, format!("there are more than {WORKERS_MAX} workers")));
     }
     let workers = named(workers)?;
-    Ok(Scenario { env, flags, seed, workers, requests, beyond, until, expect, expect_output })
+    Ok(Scenario {
+        env,
+        flags,
+        seed,
+        workers,
+        requests,
+        beyond,
+        until,
+        expect,
+        expect_output,
+        expect_counters,
+        shows_legs,
+        unix_ms,
+    })
 }
 
 /// All requests, and how many are listed.
@@ -171,6 +200,7 @@ fn worker(node: Node) -> Result<Plain, Broken> {
     let annotations = keys.texts("annotations")?;
     let load = keys.read("load", load)?.unwrap_or_default();
     let cached = keys.list("cached", read::text)?;
+    let server_info = keys.read("server_info", engine::words)?.unwrap_or_default();
     keys.end()?;
     let label = |name: &str| labels.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
     let role = role.unwrap_or_else(|| match label("role-name") {
@@ -188,7 +218,11 @@ fn worker(node: Node) -> Result<Plain, Broken> {
         spec.labels.insert("roleset-name".to_owned(), roleset);
     }
     spec.lift_labels();
-    let member = Member { name: String::new(), spec, ready, load, cached };
+    if !server_info.is_empty() && !tells_context(&spec.worker(&id, None)) {
+        let why = "server_info is for prefill workers of trtllm: no other is asked where its KV is";
+        return Err((line, why.to_owned()));
+    }
+    let member = Member { name: String::new(), spec, ready, load, cached, server_info };
     Ok(Plain { id, namespace, member })
 }
 
@@ -236,6 +270,29 @@ fn load(node: Node, what: &str) -> Result<Held, Broken> {
     };
     keys.end()?;
     Ok(held)
+}
+
+/// What the outputs tell besides decisions.
+fn shown(node: Node, what: &str) -> Result<(), Broken> {
+    let line = node.line;
+    match read::text(node, what)?.as_str() {
+        "legs" => Ok(()),
+        other => Err((line, format!("{what} must be legs, not {other:?}"))),
+    }
+}
+
+fn counters(node: Node, what: &str) -> Result<Vec<(Counter, f64)>, Broken> {
+    let Tree::Map(entries) = node.value else {
+        return Err((node.line, format!("{what} must be a mapping of counters to values")));
+    };
+    let read = |(key, node): (String, Node)| {
+        let line = node.line;
+        let counter = Counter::parse(&key).ok_or_else(|| {
+            (line, format!("{key:?} is no counter: write its name, and labels as name{{label=\"value\"}}"))
+        })?;
+        Ok((counter, read::number(node, &format!("{key} of {what}"))?))
+    };
+    entries.into_iter().map(read).collect()
 }
 
 /// One mapping for each request, or one for all of them.

@@ -327,7 +327,7 @@ fn told(api: Api, record: &Record, body: Bytes) -> Reply {
     reply
 }
 
-fn flavour(api: Api) -> Flavour {
+pub(crate) fn flavour(api: Api) -> Flavour {
     match api {
         Api::Generate => Flavour::Generate,
         Api::Responses => Flavour::Responses,

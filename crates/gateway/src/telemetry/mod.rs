@@ -27,6 +27,7 @@ use std::sync::Arc;
 use baton_core::fleet::Fleet;
 use baton_core::record::Record;
 use prometheus::Registry;
+use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
 pub use access::ExchangeSpan;
 pub use background::{Background, DetachedLeg, HandoffOut, LegEnd};
@@ -95,6 +96,24 @@ impl Telemetry {
     /// For what is no part of an exchange.
     pub fn background(&self) -> &Background {
         &self.background
+    }
+
+    /// Every count that is not zero, by its name and labels as they stand in the text format.
+    pub fn counts(&self) -> Vec<(String, f64)> {
+        let families = self.registry.gather();
+        let counters = families.iter().filter(|family| family.get_field_type() == MetricType::COUNTER);
+        let of_family = |family: &MetricFamily| -> Vec<(String, f64)> {
+            let name = family.name();
+            let sample = |metric: &Metric| {
+                let label = |pair: &LabelPair| format!("{}={:?}", pair.name(), pair.value());
+                let labels: Vec<String> = metric.get_label().iter().map(label).collect();
+                let labels =
+                    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+                (format!("{name}{labels}"), metric.get_counter().get_value())
+            };
+            family.get_metric().iter().map(sample).collect()
+        };
+        counters.flat_map(of_family).filter(|(_, value)| *value != 0.0).collect()
     }
 
     /// All metrics in Prometheus' text format 0.0.4.

@@ -55,7 +55,7 @@ pub struct LegRequest {
 }
 
 impl LegRequest {
-    fn to(&self, address: &Address) -> Request<LegBody> {
+    pub(crate) fn to(&self, address: &Address) -> Request<LegBody> {
         let mut headers = HeaderMap::with_capacity(8 + self.forward.len());
         headers.insert(header::HOST, address.host.clone());
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

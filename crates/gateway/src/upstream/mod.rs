@@ -15,7 +15,7 @@ mod stream;
 
 pub use body::LegBody;
 pub use dial::Route;
-pub(crate) use dial::tls_config;
+pub(crate) use dial::{Address, tls_config};
 pub use leg::{Head, Leg, LegEvent, LegRequest, Want};
 pub use pool::{Pool, PoolRule};
 

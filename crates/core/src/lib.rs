@@ -27,6 +27,7 @@ pub mod prompt;
 pub mod record;
 pub mod retry;
 pub mod selector;
+pub mod roster;
 pub mod size;
 pub mod sse;
 pub mod time;

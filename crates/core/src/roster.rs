@@ -18,6 +18,7 @@ pub struct Entry {
     pub url: String,
     /// What makes it another process, whatever its name: role and engine are set when an engine starts.
     pub role: Role,
+    /// None: to be found out.
     pub engine: Option<Engine>,
     /// Equal: described alike, in everything.
     pub mark: u64,
@@ -96,5 +97,6 @@ pub fn moves(present: &[Entry], others: &BTreeSet<&str>, list: &[Entry]) -> Move
 }
 
 fn same_process(here: &Entry, there: &Entry) -> bool {
-    !here.fixed && here.url == there.url && here.role == there.role && here.engine == there.engine
+    let other_engine = here.engine.zip(there.engine).is_some_and(|(here, there)| here != there);
+    !here.fixed && !there.fixed && here.url == there.url && here.role == there.role && !other_engine
 }

@@ -12,6 +12,7 @@
 
 mod book;
 mod ranks;
+mod roll;
 mod settings;
 mod spec;
 mod tally;
@@ -29,8 +30,10 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 pub(crate) use book::{Bell, Watched};
 pub use book::{Job, JobStep, Listed, Patch, Refused};
+pub use baton_core::roster::Twice;
+pub use roll::{Rolled, distinct};
 pub use settings::{Checks, Settings, WORKERS_MAX};
-pub use spec::{HealthSpec, Spec};
+pub use spec::{Found, HealthSpec, Spec};
 pub use tally::Tally;
 
 pub use crate::probe::Model;
@@ -153,19 +156,27 @@ impl Registry {
     /// # Errors
     /// There is no such worker.
     pub fn remove(&self, id: &str) -> Result<(), Refused> {
-        let (slot, settle) = self.book().drain(id, self.0.settings.drain_settle)?;
-        self.bump();
-        tracing::info!(worker = id, "worker is draining");
-        let Some(slot) = slot else { return Ok(()) };
-        let runtime = self.book().runtime();
-        let idle = self.load_full().seat(slot).is_none_or(|s| s.load.in_flight() == 0);
-        match runtime {
-            Some(runtime) if !idle && !settle.is_zero() => {
-                runtime.spawn(self.clone().settle(slot, settle));
-            }
-            _ => self.leave(slot),
+        let settle = self.0.settings.drain_settle;
+        let waits = self.change(|book| match book.retire(id, settle) {
+            Some(Ok(left)) => Ok((None, vec![left])),
+            Some(Err(waits)) => Ok((Some(waits), Vec::new())),
+            None if book.knows(id) => Ok((None, Vec::new())),
+            None => Err(Refused::Unknown),
+        })?;
+        match waits {
+            Some(_) => tracing::info!(worker = id, "worker is draining"),
+            None => tracing::info!(worker = id, "worker left"),
         }
+        self.see_off(waits);
         Ok(())
+    }
+
+    /// Lets workers leave that are draining: each when its last request has ended, or after its time.
+    fn see_off(&self, waiting: impl IntoIterator<Item = (u32, std::time::Duration)>) {
+        let Some(runtime) = self.book().runtime() else { return };
+        for (slot, settle) in waiting {
+            runtime.spawn(self.clone().settle(slot, settle));
+        }
     }
 
     async fn settle(self, slot: u32, settle: std::time::Duration) {
@@ -318,11 +329,12 @@ impl Registry {
         self.book().note(slot, Job { step, message, at });
     }
 
-    /// A worker that failed is removed, where that is wanted.
+    /// A worker that failed is removed, where that is wanted: a list that still names it brings it in anew.
     pub(crate) fn failed(&self, slot: u32) {
         // The lock must be gone before the removal takes it.
-        let id = self.book().id(slot);
-        if let Some(id) = id.filter(|_| self.0.settings.remove_failed) {
+        let found = self.book().found(slot);
+        let wanted = self.0.settings.remove_failed;
+        if let Some((id, _)) = found.filter(|(_, discovered)| wanted.unwrap_or(*discovered)) {
             tracing::warn!(worker = id, "worker failed and is removed");
             self.remove(&id).unwrap_or_default();
         }

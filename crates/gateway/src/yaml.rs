@@ -1,12 +1,14 @@
 //! A YAML document as a tree with line numbers.
 //!
 //! The parser gives events with positions, and scalars as they are written; no YAML type rules come in between, so
-//! that whoever reads the tree judges each value by what it is for. Anchors, aliases, tags and second documents have no
-//! use here and are refused, which also bounds what a small file can grow to.
+//! that whoever reads the tree judges each value by what it is for. Anchors, aliases and tags have no use here and are
+//! refused, which also bounds what a small file can grow to.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+use serde_json::{Map, Number, Value};
 
 /// A value, and where it was written.
 pub struct Node {
@@ -36,16 +38,51 @@ type Events<'a> = Parser<'a, saphyr_parser::StrInput<'a>>;
 /// # Errors
 /// The line, and what is wrong there.
 pub fn document(text: &str, depth: usize) -> Result<Node, Broken> {
+    let mut documents = documents(text, depth)?.into_iter();
+    let root = documents.next().unwrap_or(Node { line: 1, value: Tree::Null });
+    match documents.next() {
+        Some(second) => Err((second.line, "a second document is not read".into())),
+        None => Ok(root),
+    }
+}
+
+/// All documents of a text, no deeper than so many levels below their roots.
+///
+/// # Errors
+/// The line, and what is wrong there.
+pub fn documents(text: &str, depth: usize) -> Result<Vec<Node>, Broken> {
     let mut events = Parser::new_from_str(text);
-    let mut root = None;
+    let mut roots = Vec::new();
     loop {
         let (event, span) = next(&mut events)?;
         match event {
-            Event::StreamEnd => return Ok(root.unwrap_or(Node { line: 1, value: Tree::Null })),
+            Event::StreamEnd => return Ok(roots),
             Event::Nothing | Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd => {}
-            _ if root.is_some() => return Err((span.start.line(), "a second document is not read".into())),
-            event => root = Some(node(&mut events, event, span, depth)?),
+            event => roots.push(node(&mut events, event, span, depth)?),
         }
+    }
+}
+
+/// A tree as a value; the order of keys is lost.
+pub fn value(node: &Node) -> Value {
+    match &node.value {
+        Tree::Null => Value::Null,
+        Tree::Scalar { text, plain: false } => Value::from(text.as_str()),
+        Tree::Scalar { text, plain: true } => plain(text),
+        Tree::List(items) => items.iter().map(value).collect(),
+        Tree::Map(entries) => {
+            let each = entries.iter().map(|(key, item)| (key.clone(), value(item)));
+            Value::Object(each.collect::<Map<_, _>>())
+        }
+    }
+}
+
+fn plain(text: &str) -> Value {
+    let number = || text.parse::<Number>().ok().map(Value::Number);
+    match text {
+        "true" => Value::Bool(true),
+        "false" => Value::Bool(false),
+        _ => number().unwrap_or_else(|| Value::from(text)),
     }
 }
 
@@ -94,6 +131,7 @@ fn list<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<Node>, Broken> 
 
 fn map<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<(String, Node)>, Broken> {
     let mut entries: Vec<(String, Node)> = Vec::new();
+    let mut lines = HashMap::new();
     loop {
         let (event, span) = next(events)?;
         let line = span.start.line();
@@ -102,8 +140,8 @@ fn map<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<(String, Node)>,
             Event::Scalar(key, ..) => key.into_owned(),
             _ => return Err((line, "a key must be a single word".into())),
         };
-        if let Some((_, first)) = entries.iter().find(|(other, _)| *other == key) {
-            return Err((line, format!("{key} is given twice, first in line {}", first.line)));
+        if let Some(first) = lines.insert(key.clone(), line) {
+            return Err((line, format!("{key} is given twice, first in line {first}")));
         }
         let (event, span) = next(events)?;
         let mut value = node(events, event, span, depth)?;

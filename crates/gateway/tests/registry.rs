@@ -298,7 +298,7 @@ async fn an_unwell_worker_goes_and_what_comes_back_is_asked_what_it_is() {
 #[tokio::test]
 async fn a_failed_worker_is_removed_where_that_is_wanted() {
     let mut settings = hasty();
-    settings.remove_failed = true;
+    settings.remove_failed = Some(true);
     settings.checks.startup_timeout = SOON;
     let mut fake = FakeWorker::start().await;
     fake.stop().await;

@@ -1,7 +1,7 @@
 //! What cannot stand together, what is not served yet, and what has no effect.
 
 use super::setting::Effect;
-use super::{CacheIndex, Config, ConfigError, PolicyName, Sources, WorkerMetrics, settings};
+use super::{CacheIndex, Config, ConfigError, DiscoveryProvider, PolicyName, Sources, WorkerMetrics, settings};
 
 fn conflict<T>(reason: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::Conflict(reason.into()))
@@ -49,11 +49,7 @@ fn policies(config: &Config) -> Result<(), ConfigError> {
         );
     }
     // Workers may come later where the list is empty or something else brings them.
-    if workers.enable_igw
-        || workers.dp_aware
-        || config.discovery.enabled
-        || config.discovery.provider.is_some()
-    {
+    if workers.enable_igw || workers.dp_aware || config.discovery.from().is_some() {
         return Ok(());
     }
     let total = if pd { workers.prefill.len() + workers.decode.len() } else { workers.worker_urls.len() };
@@ -103,7 +99,7 @@ fn admission(config: &Config, sources: &Sources) -> Result<(), ConfigError> {
 }
 
 fn pairs_of_settings(config: &Config, sources: &Sources) -> Result<(), ConfigError> {
-    let (tls, retry, workers, discovery) = (&config.tls, &config.retry, &config.workers, &config.discovery);
+    let (tls, retry, workers) = (&config.tls, &config.retry, &config.workers);
     if tls.cert_path.is_some() != tls.key_path.is_some() {
         let (given, missing) = if tls.cert_path.is_some() { ("cert", "key") } else { ("key", "cert") };
         return conflict(format!("--tls-{given}-path needs --tls-{missing}-path: TLS takes both or none"));
@@ -114,17 +110,6 @@ fn pairs_of_settings(config: &Config, sources: &Sources) -> Result<(), ConfigErr
     if workers.pd_disaggregation && workers.epd_disaggregation {
         return conflict("--pd-disaggregation and --epd-disaggregation exclude each other");
     }
-    if discovery.enabled && discovery.provider.is_some() {
-        return conflict("--service-discovery and --discovery-provider say the same: give one");
-    }
-    if discovery.enabled && workers.pd_disaggregation {
-        let none = discovery.prefill_selector.is_empty() && discovery.decode_selector.is_empty();
-        if none {
-            return conflict(
-                "--service-discovery with --pd-disaggregation needs --prefill-selector or --decode-selector",
-            );
-        }
-    }
     if config.load.overload_protection_disabled
         && sources.given("worker-overload-protection")
         && config.load.overload_protection
@@ -133,8 +118,36 @@ fn pairs_of_settings(config: &Config, sources: &Sources) -> Result<(), ConfigErr
             "--worker-overload-protection and --disable-worker-overload-protection exclude each other",
         );
     }
+    discovery(config)?;
     load(config)?;
     doubled_workers(config)
+}
+
+fn discovery(config: &Config) -> Result<(), ConfigError> {
+    let discovery = &config.discovery;
+    if discovery.enabled && discovery.provider.is_some() {
+        return conflict("--service-discovery and --discovery-provider say the same: give one");
+    }
+    let kubernetes = discovery.from() == Some(DiscoveryProvider::Kubernetes);
+    match (&discovery.file, kubernetes) {
+        (Some(_), true) => {
+            return conflict("--discovery-file and Kubernetes discovery exclude each other: give one");
+        }
+        (None, false) if discovery.provider.is_some() => {
+            return conflict("--discovery-provider file needs --discovery-file");
+        }
+        (None, _) if discovery.check_interval.is_some() => {
+            return conflict("--discovery-check-interval-secs needs --discovery-file");
+        }
+        _ => {}
+    }
+    let none = discovery.prefill_selector.is_empty() && discovery.decode_selector.is_empty();
+    if kubernetes && config.workers.pd_disaggregation && none {
+        return conflict(
+            "--service-discovery with --pd-disaggregation needs --prefill-selector or --decode-selector",
+        );
+    }
+    Ok(())
 }
 
 fn load(config: &Config) -> Result<(), ConfigError> {
@@ -177,6 +190,10 @@ pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
             refusals.push(format!("{} asks for {part}, which is not served yet", sources.name(setting.flag)));
         }
     }
+    if config.discovery.provider == Some(DiscoveryProvider::Kubernetes) {
+        let name = sources.name("discovery-provider");
+        refusals.push(format!("{name} kubernetes asks for Kubernetes discovery, which is not served yet"));
+    }
     let policies = [
         ("policy", Some(config.policy.default)),
         ("prefill-policy", config.policy.prefill),
@@ -197,6 +214,19 @@ pub(super) fn refusals(config: &Config, sources: &Sources) -> Vec<String> {
 fn served(policy: PolicyName) -> bool {
     policy != PolicyName::Passthrough
 }
+
+/// Flags about pods.
+const OF_PODS: [&str; 9] = [
+    "service-discovery-namespace",
+    "service-discovery-port",
+    "selector",
+    "prefill-selector",
+    "decode-selector",
+    "encode-selector",
+    "kv-connector-annotation",
+    "kv-engine-id-annotation",
+    "model-id-from",
+];
 
 /// What was given and does nothing.
 pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
@@ -219,6 +249,11 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
         warnings.extend(
             given.map(|flag| format!("{} has no effect without --tokenizer-path engine", sources.name(flag))),
         );
+    }
+    if config.discovery.from().is_none() {
+        let given = OF_PODS.into_iter().filter(|flag| sources.given(flag));
+        let lost = |flag| format!("{} has no effect without --discovery-file", sources.name(flag));
+        warnings.extend(given.map(lost));
     }
     let workers = &config.workers;
     if workers.dp_minimum_tokens_scheduler && !workers.dp_aware {

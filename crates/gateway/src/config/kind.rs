@@ -12,7 +12,7 @@ use http::HeaderName;
 use serde_json::{Value, json};
 
 use super::setting::Shape;
-use super::value::{Concurrency, CorsOrigins, Leg, Secret, TokenizerPath, WorkerUrl};
+use super::value::{Concurrency, CorsOrigins, Leg, ModelIdFrom, Secret, TokenizerPath, WorkerUrl};
 
 /// Reads and shows values of one type, under one rule.
 #[derive(Clone, Copy)]
@@ -277,6 +277,11 @@ fn text(items: &[String]) -> Result<String, String> {
 }
 
 pub const TEXT: Kind<String> = one("TEXT", text, |v| json!(v));
+pub const MAYBE_MODEL_ID_FROM: Kind<Option<ModelIdFrom>> = one(
+    "WHERE",
+    |items| ModelIdFrom::new(single(items)?).map(Some),
+    |v| v.as_ref().map_or(Value::Null, |v| json!(v.to_string())),
+);
 pub const MAYBE_TEXT: Kind<Option<String>> = one("TEXT", |items| text(items).map(Some), |v| json!(v));
 pub const MAYBE_PATH: Kind<Option<PathBuf>> =
     one("PATH", |items| text(items).map(|t| Some(t.into())), |v| json!(v));

@@ -37,7 +37,7 @@ pub use groups::{
 };
 pub use value::{
     AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvConnectorType,
-    KvIndex, Leg, LoadMetric, LogLevel, PairingMode, PolicyName, Secret, TokenizerPath, TrtScheduleStyle,
+    KvIndex, Leg, LoadMetric, LogLevel, ModelIdFrom, PairingMode, PolicyName, Secret, TokenizerPath, TrtScheduleStyle,
     WorkerMetrics, WorkerUrl,
 };
 

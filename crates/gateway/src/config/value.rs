@@ -171,6 +171,37 @@ impl fmt::Display for Leg {
     }
 }
 
+/// What of a pod names its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelIdFrom {
+    Namespace,
+    Label(String),
+    Annotation(String),
+}
+
+impl ModelIdFrom {
+    /// # Errors
+    /// It is none of the three.
+    pub fn new(text: &str) -> Result<ModelIdFrom, String> {
+        match text.split_once(':') {
+            None if text == "namespace" => Ok(ModelIdFrom::Namespace),
+            Some(("label", key)) if !key.is_empty() => Ok(ModelIdFrom::Label(key.to_owned())),
+            Some(("annotation", key)) if !key.is_empty() => Ok(ModelIdFrom::Annotation(key.to_owned())),
+            _ => Err("must be namespace, label:KEY or annotation:KEY".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for ModelIdFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelIdFrom::Namespace => f.write_str("namespace"),
+            ModelIdFrom::Label(key) => write!(f, "label:{key}"),
+            ModelIdFrom::Annotation(key) => write!(f, "annotation:{key}"),
+        }
+    }
+}
+
 /// Which web pages may call the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CorsOrigins {

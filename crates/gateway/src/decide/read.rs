@@ -3,9 +3,10 @@
 use std::str::FromStr;
 
 use baton_core::gauges::usable;
-use serde_json::{Map, Number, Value};
+use serde_json::Value;
 
 use crate::config::nearest;
+pub use crate::yaml::value;
 use crate::yaml::{Broken, Node, Tree};
 
 /// The keys of one mapping, taken one by one; what is left at the end is not known.
@@ -173,28 +174,5 @@ pub fn json(node: &Node, out: &mut String) {
             }
             out.push('}');
         }
-    }
-}
-
-/// A tree as a value; the order of keys is lost.
-pub fn value(node: &Node) -> Value {
-    match &node.value {
-        Tree::Null => Value::Null,
-        Tree::Scalar { text, plain: false } => Value::from(text.as_str()),
-        Tree::Scalar { text, plain: true } => plain(text),
-        Tree::List(items) => items.iter().map(value).collect(),
-        Tree::Map(entries) => {
-            let each = entries.iter().map(|(key, item)| (key.clone(), value(item)));
-            Value::Object(each.collect::<Map<_, _>>())
-        }
-    }
-}
-
-fn plain(text: &str) -> Value {
-    let number = || text.parse::<Number>().ok().map(Value::Number);
-    match text {
-        "true" => Value::Bool(true),
-        "false" => Value::Bool(false),
-        _ => number().unwrap_or_else(|| Value::from(text)),
     }
 }

@@ -3,6 +3,10 @@
 //! Each source makes [`Spec`]s; the registry does not ask which source a worker came from. Today there is
 //! one besides the admin API: the workers that the configuration names.
 
+pub mod list;
+pub mod pod;
+pub mod written;
+
 use baton_core::fleet::Role;
 
 use crate::config::Config;

@@ -143,10 +143,12 @@ impl Book {
         }
     }
 
+    pub(super) fn open(&self) -> Result<(), Refused> {
+        if self.closed { Err(Refused::Closing) } else { Ok(()) }
+    }
+
     pub fn join(&mut self, mut spec: Spec, settings: &Settings) -> Result<Joined, Refused> {
-        if self.closed {
-            return Err(Refused::Closing);
-        }
+        self.open()?;
         let there = |e: &&Entry| !e.draining && (e.spec.url == spec.url || e.spec.base_url() == spec.url);
         if let Some(e) = self.entries.values().find(there) {
             let (url, id) = (spec.url, e.id.clone());
@@ -224,6 +226,8 @@ impl Book {
             return Err(Refused::OtherUrl { url: entry.spec.url.clone() });
         }
         spec.lift_labels();
+        // An operator's description does not make it the operator's worker.
+        spec.found = spec.found.take().or_else(|| entry.spec.found.clone());
         if entry.spec.role != spec.role || entry.spec.engine != spec.engine {
             entry.facts = None;
         }
@@ -255,6 +259,19 @@ impl Book {
         entry.seat.pulse.set_status(Status::Draining);
         entry.stop();
         Ok((Some(*slot), settle))
+    }
+
+    /// As [`Book::drain`], and a worker that need not wait for anything leaves at once: then there is a change of the
+    /// fleet in place of its time to settle.
+    pub fn retire(&mut self, id: &str, settle: Duration) -> Option<Result<FleetChange, (u32, Duration)>> {
+        let (slot, settle) = self.drain(id, settle).ok()?;
+        let slot = slot?;
+        let busy = self.entries.get(&slot).is_some_and(|e| e.seat.load.in_flight() > 0);
+        if busy && !settle.is_zero() && self.runtime.is_some() {
+            return Some(Err((slot, settle)));
+        }
+        self.leave(slot);
+        Some(Ok(FleetChange::Leave { slot }))
     }
 
     pub fn leave(&mut self, slot: u32) -> Option<String> {
@@ -290,8 +307,13 @@ impl Book {
         self.entries.iter().filter_map(show).collect()
     }
 
-    pub fn id(&self, slot: u32) -> Option<String> {
-        self.entries.get(&slot).map(|e| e.id.clone())
+    pub fn knows(&self, id: &str) -> bool {
+        self.entries.values().any(|e| e.id == id)
+    }
+
+    /// The worker's id, and whether it was discovered.
+    pub fn found(&self, slot: u32) -> Option<(String, bool)> {
+        self.entries.get(&slot).map(|e| (e.id.clone(), e.spec.found.is_some()))
     }
 
     pub fn suspect(&self, slot: u32) {

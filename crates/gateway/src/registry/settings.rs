@@ -28,8 +28,8 @@ pub struct Settings {
     pub jobs_at_once: usize,
     /// New workers that may wait for their first look. SMG `--job-queue-capacity`.
     pub jobs_waiting: usize,
-    /// Remove workers that failed. SMG `--remove-unhealthy-workers`.
-    pub remove_failed: bool,
+    /// Remove workers that failed. None: those that were discovered. SMG `--remove-unhealthy-workers`.
+    pub remove_failed: Option<bool>,
     /// Which workers are asked for what their hand-off needs.
     pub handoff: handoff::Rules,
     pub clock: Clock,
@@ -94,7 +94,7 @@ impl Settings {
             drain_settle: config.workers.drain_settle,
             jobs_at_once: config.limits.job_queue_concurrency.get(),
             jobs_waiting: config.limits.job_queue_capacity.get(),
-            remove_failed: config.health.remove_unhealthy_workers.unwrap_or(false),
+            remove_failed: config.health.remove_unhealthy_workers,
             handoff: handoff_rules(config),
             clock,
             seed,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use baton_core::fleet::{Connector, Engine, HealthRule, Pod, Role, Secret, Worker, base_of, host_of};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::settings::Checks;
 use crate::probe::{Facts, Model};
@@ -39,7 +40,27 @@ pub struct Spec {
     pub kv_block_size: Option<u32>,
     pub pairing_protocol: Option<String>,
     pub health: HealthSpec,
+    /// None: the operator named it, with a flag or by the admin API.
+    pub found: Option<Found>,
 }
+
+/// Where a discovered worker was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// As labels and metrics call it.
+    pub provider: &'static str,
+    /// The provider's name for it, which stays when it is described anew.
+    pub id: String,
+    /// Of the whole description, its key included: equal for equal ones.
+    pub mark: u64,
+    /// The same without its key: whoever sees it must not be able to try keys out on it.
+    pub hash: u64,
+}
+
+/// Labels that say where a worker was found (SMG 1.13). Nobody else can set them.
+const PROVIDER: &str = "smg.ai/discovery-provider";
+const PROVIDERS_ID: &str = "smg.ai/discovery-id";
+const SPEC_HASH: &str = "smg.ai/discovery-spec-hash";
 
 /// What is different about one worker's health checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,7 +128,24 @@ impl Spec {
             kv_block_size: None,
             pairing_protocol: None,
             health: HealthSpec::default(),
+            found: None,
         }
+    }
+
+    /// The same worker, found by `provider` under this name.
+    pub fn found(mut self, provider: &'static str, id: impl Into<String>) -> Spec {
+        self.lift_labels();
+        self.found = None;
+        // A key is not shown in it, so that it says the same in both hashes but for the key.
+        let text = format!("{self:?}");
+        let key = self.api_key.as_ref().map_or("", Secret::reveal);
+        let (hash, mark) = (xxh3_64(text.as_bytes()), xxh3_64([&text, "\0", key].concat().as_bytes()));
+        self.found = Some(Found { provider, id: id.into(), mark, hash });
+        self
+    }
+
+    pub fn found_by(&self, provider: &str) -> bool {
+        self.found.as_ref().is_some_and(|found| found.provider == provider)
     }
 
     /// Where the worker is reached.
@@ -171,6 +209,7 @@ impl Spec {
         let mut w = Worker::new(id, self.url.clone(), self.role);
         w.labels = facts.map(|f| f.labels.clone()).unwrap_or_default();
         w.labels.extend(self.labels.clone());
+        self.show_provenance(&mut w.labels);
         w.annotations.clone_from(&self.annotations);
         let told = facts.map(|f| f.engine).filter(|told| *told != Engine::default());
         let named = self.kv_connector.as_deref().and_then(Connector::engine_of);
@@ -193,6 +232,17 @@ impl Spec {
             w.bootstrap_port = w.bootstrap_port.or(w.default_bootstrap());
         }
         w
+    }
+
+    fn show_provenance(&self, labels: &mut BTreeMap<String, String>) {
+        for name in [PROVIDER, PROVIDERS_ID, SPEC_HASH] {
+            labels.remove(name);
+        }
+        if let Some(found) = &self.found {
+            labels.insert(PROVIDER.to_owned(), found.provider.to_owned());
+            labels.insert(PROVIDERS_ID.to_owned(), found.id.clone());
+            labels.insert(SPEC_HASH.to_owned(), format!("{:016x}", found.hash));
+        }
     }
 
     pub fn models<'a>(&'a self, facts: Option<&'a Facts>) -> &'a [Model] {
@@ -327,6 +377,24 @@ mod tests {
         spec.engine = Some(Engine::Vllm);
         spec.lift_labels();
         assert_eq!(spec.worker("i", None).engine, Engine::Vllm, "what was registered wins");
+    }
+
+    #[test]
+    fn where_it_was_found_is_a_label_that_nobody_else_can_set() {
+        let forged = [(PROVIDER, "file"), (PROVIDERS_ID, "x"), ("tier", "a")];
+        let mut spec = Spec::new("http://h:1", Role::Decode);
+        spec.labels = forged.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        assert_eq!(spec.worker("i", None).labels.keys().collect::<Vec<_>>(), ["tier"]);
+        let found = spec.clone().found("file", "d-0");
+        let shown = found.worker("i", None);
+        assert_eq!((shown.label(PROVIDER), shown.label(PROVIDERS_ID)), (Some("file"), Some("d-0")));
+        let keyed = |key: &str| Spec { api_key: Some(Secret::new(key)), ..spec.clone() }.found("file", "d-0");
+        let (a, b) = (keyed("a").found.unwrap(), keyed("b").found.unwrap());
+        assert_eq!(a.hash, b.hash, "shown to anybody");
+        assert_ne!(a.mark, b.mark, "and yet another description");
+        assert_eq!(keyed("a").found("file", "d-0").found, Some(a), "found again");
+        spec.priority += 1;
+        assert_ne!(spec.found("file", "d-0").found.unwrap().hash, found.found.unwrap().hash);
     }
 
     #[test]

@@ -10,7 +10,6 @@
 mod about;
 mod models;
 mod ready;
-mod register;
 mod show;
 
 use baton_core::fault::Fault;
@@ -23,8 +22,8 @@ pub use about::{flush_cache, worker_page};
 pub use models::{model, models};
 pub use ready::readiness;
 
-use crate::registry::{Refused, Registry};
-use register::{read_patch, read_spec};
+use crate::discovery::written;
+use crate::registry::{Patch, Refused, Registry, Spec};
 
 /// Most of a request's body. A worker with all its labels at their longest fits.
 pub const BODY_MAX_BYTES: usize = 1 << 20;
@@ -134,6 +133,21 @@ fn create(registry: &Registry, body: &Bytes) -> Result<Reply, Reply> {
         "message": "Worker addition queued for background processing",
     });
     Ok(Reply { headers: vec![("location", location)], ..Reply::json(202, &body) })
+}
+
+/// A worker of a request's body. Fields that nobody knows are ignored, as SMG does; those of SMG's that have no effect
+/// here are named in the log, so that nobody relies on them.
+fn read_spec(body: &Bytes) -> Result<Spec, Reply> {
+    let written = written::worker(body).map_err(Reply::bad)?;
+    if !written.idle.is_empty() {
+        let (url, fields) = (&written.spec.url, &written.idle);
+        tracing::warn!(url, ?fields, "a worker is registered with fields that have no effect");
+    }
+    Ok(written.spec)
+}
+
+fn read_patch(body: &Bytes) -> Result<Patch, Reply> {
+    written::patch(body).map_err(Reply::bad)
 }
 
 fn accepted(id: &str, word: &str) -> Reply {

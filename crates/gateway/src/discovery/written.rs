@@ -1,25 +1,25 @@
-//! Reading a worker as it is registered: SMG 1.13's WorkerSpec, within its bounds.
+//! A worker as somebody wrote it down, in a request to the admin API or in a file: SMG 1.13's WorkerSpec, within its
+//! bounds.
 //!
-//! Fields that nobody knows are ignored, as SMG does; fields of SMG's that have no effect here are
-//! named in the log, so that nobody relies on them.
+//! Which fields nobody knows, and which of SMG's have no effect here, is told beside the worker: whether that is a mistake
+//! is for whoever asked to say.
 
 use std::collections::BTreeMap;
 
 use baton_core::fleet::{Engine, Role, Secret};
-use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::IgnoredAny;
+use serde_json::Value;
 
-use super::Reply;
 use crate::config::WorkerUrl;
 use crate::probe::Model;
 use crate::registry::{HealthSpec, Patch, Spec};
 
 const URL_MAX_BYTES: usize = 2048;
-const LABELS_MAX: usize = 128;
+pub const LABELS_MAX: usize = 128;
 const LABEL_KEY_MAX_BYTES: usize = 128;
 const LABEL_VALUE_MAX_BYTES: usize = 4096;
-const ANNOTATION_MAX_BYTES: usize = 64 << 10;
+pub const ANNOTATION_MAX_BYTES: usize = 64 << 10;
 /// Longest text of any other field, and most names of models.
 const TEXT_MAX_BYTES: usize = 4096;
 const MODELS_MAX: usize = 1024;
@@ -115,6 +115,8 @@ struct HealthJson {
     failure_threshold: Option<u32>,
     disable_health_check: Option<bool>,
     drain_settle_secs: Option<u64>,
+    #[serde(flatten)]
+    rest: BTreeMap<String, IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -126,33 +128,56 @@ struct WorkerPatch {
     health: Option<HealthJson>,
 }
 
-/// Reads the body of `POST /workers` and of `PUT /workers/{id}`.
+/// A worker that was read, and what was left of its text.
+pub struct Written {
+    pub spec: Spec,
+    /// It says itself which phases it runs.
+    pub told_role: bool,
+    /// Fields of SMG's that are taken and have no effect.
+    pub idle: Vec<&'static str>,
+    /// Fields that nobody knows.
+    pub unknown: Vec<String>,
+}
+
+/// Reads a worker.
 ///
 /// # Errors
-/// The answer that says what is wrong.
-pub(super) fn read_spec(body: &Bytes) -> Result<Spec, Reply> {
-    let json: WorkerSpec = parse(body)?;
+/// What is wrong, and with which field.
+pub fn worker(text: &[u8]) -> Result<Written, String> {
+    read(serde_json::from_slice(text).map_err(invalid)?)
+}
+
+/// As [`worker`], of a tree that was read already.
+///
+/// # Errors
+/// What is wrong, and with which field.
+pub fn worker_of(tree: Value) -> Result<Written, String> {
+    read(serde_json::from_value(tree).map_err(|e| e.to_string())?)
+}
+
+fn read(json: WorkerSpec) -> Result<Written, String> {
     let url = address(&json.url)?;
     check_labels(json.labels.as_ref())?;
     check_annotations(json.annotations.as_ref())?;
     check_numbers(&json)?;
     if let Some(mode) = json.connection_mode.filter(|mode| *mode != ConnectionMode::Http) {
         let name = if mode == ConnectionMode::Grpc { "gRPC" } else { "ZMQ" };
-        return Err(Reply::bad(format!("connection_mode: {name} workers are not served yet, only http")));
+        return Err(format!("connection_mode: {name} workers are not served yet, only http"));
     }
-    let idle: Vec<&str> = IDLE.into_iter().filter(|name| json.rest.contains_key(*name)).collect();
-    if !idle.is_empty() {
-        tracing::warn!(url, fields = ?idle, "a worker is registered with fields that have no effect");
-    }
-    let of_pod = || json.labels.as_ref().and_then(Spec::role_of_pod).unwrap_or(Role::Whole);
+    let idle = IDLE.into_iter().filter(|name| json.rest.contains_key(*name)).collect();
+    let mut unknown: Vec<String> =
+        json.rest.into_keys().filter(|name| !IDLE.contains(&name.as_str())).collect();
+    unknown.extend(json.health.iter().flat_map(|h| h.rest.keys()).map(|name| format!("health.{name}")));
+    let of_pod = json.labels.as_ref().and_then(Spec::role_of_pod);
+    let told_role = json.worker_type.is_some() || of_pod.is_some();
     let role = match json.worker_type {
-        None => of_pod(),
+        None => of_pod.unwrap_or(Role::Whole),
         Some(WorkerType::Regular) => Role::Whole,
         Some(WorkerType::Prefill) => Role::Prefill,
         Some(WorkerType::Decode) => Role::Decode,
-        Some(WorkerType::Encode) => return Err(Reply::bad("worker_type: encode workers are not served yet")),
+        Some(WorkerType::Encode) => return Err("worker_type: encode workers are not served yet".to_owned()),
     };
-    Ok(Spec {
+    let spec = Spec {
         engine: json.runtime_type.and_then(engine),
         models: read_models(json.models.unwrap_or_default())?,
         labels: json.labels.unwrap_or_default(),
@@ -171,15 +196,16 @@ pub(super) fn read_spec(body: &Bytes) -> Result<Spec, Reply> {
         pairing_protocol: text("pairing_protocol", json.pairing_protocol)?,
         health: read_health(json.health)?.unwrap_or_default(),
         ..Spec::new(url, role)
-    })
+    };
+    Ok(Written { spec, told_role, idle, unknown })
 }
 
 /// Reads the body of `PATCH /workers/{id}`.
 ///
 /// # Errors
-/// The answer that says what is wrong.
-pub(super) fn read_patch(body: &Bytes) -> Result<Patch, Reply> {
-    let json: WorkerPatch = parse(body)?;
+/// What is wrong, and with which field.
+pub fn patch(text: &[u8]) -> Result<Patch, String> {
+    let json: WorkerPatch = serde_json::from_slice(text).map_err(invalid)?;
     check_labels(json.labels.as_ref())?;
     check_cost(json.cost)?;
     Ok(Patch {
@@ -191,15 +217,15 @@ pub(super) fn read_patch(body: &Bytes) -> Result<Patch, Reply> {
     })
 }
 
-fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Reply> {
-    serde_json::from_slice(body).map_err(|e| Reply::bad(format!("Invalid worker: {e}")))
+fn invalid(error: serde_json::Error) -> String {
+    format!("Invalid worker: {error}")
 }
 
-fn address(url: &str) -> Result<String, Reply> {
+fn address(url: &str) -> Result<String, String> {
     if url.len() > URL_MAX_BYTES {
-        return Err(Reply::bad(format!("url: longer than {URL_MAX_BYTES} bytes")));
+        return Err(format!("url: longer than {URL_MAX_BYTES} bytes"));
     }
-    WorkerUrl::new(url).map(|url| url.as_str().to_owned()).map_err(|e| Reply::bad(format!("url: {e}")))
+    WorkerUrl::new(url).map(|url| url.as_str().to_owned()).map_err(|e| format!("url: {e}"))
 }
 
 fn engine(name: RuntimeType) -> Option<Engine> {
@@ -213,9 +239,9 @@ fn engine(name: RuntimeType) -> Option<Engine> {
     })
 }
 
-fn read_models(models: Vec<ModelJson>) -> Result<Vec<Model>, Reply> {
+fn read_models(models: Vec<ModelJson>) -> Result<Vec<Model>, String> {
     if models.len() > MODELS_MAX {
-        return Err(Reply::bad(format!("models: more than {MODELS_MAX}")));
+        return Err(format!("models: more than {MODELS_MAX}"));
     }
     let read = |m| match m {
         ModelJson::Name(id) => Model { id, context_length: None },
@@ -223,55 +249,55 @@ fn read_models(models: Vec<ModelJson>) -> Result<Vec<Model>, Reply> {
     };
     let models: Vec<Model> = models.into_iter().map(read).collect();
     match models.iter().any(|m| m.id.is_empty() || m.id.len() > TEXT_MAX_BYTES) {
-        true => Err(Reply::bad(format!("models: a name has 1 to {TEXT_MAX_BYTES} bytes"))),
+        true => Err(format!("models: a name has 1 to {TEXT_MAX_BYTES} bytes")),
         false => Ok(models),
     }
 }
 
-fn text(name: &str, value: Option<String>) -> Result<Option<String>, Reply> {
+fn text(name: &str, value: Option<String>) -> Result<Option<String>, String> {
     match value.filter(|v| !v.trim().is_empty()) {
         Some(v) if v.len() > TEXT_MAX_BYTES || v.contains(char::is_control) => {
-            Err(Reply::bad(format!("{name}: at most {TEXT_MAX_BYTES} bytes without control characters")))
+            Err(format!("{name}: at most {TEXT_MAX_BYTES} bytes without control characters"))
         }
         value => Ok(value),
     }
 }
 
-fn secret(key: Option<String>) -> Result<Option<Secret>, Reply> {
+fn secret(key: Option<String>) -> Result<Option<Secret>, String> {
     Ok(text("api_key", key)?.map(Secret::new))
 }
 
-fn check_numbers(json: &WorkerSpec) -> Result<(), Reply> {
+fn check_numbers(json: &WorkerSpec) -> Result<(), String> {
     check_cost(json.cost)?;
     if json.bootstrap_port == Some(0) {
-        return Err(Reply::bad("bootstrap_port: must be at least 1"));
+        return Err("bootstrap_port: must be at least 1".to_owned());
     }
     if json.kv_block_size == Some(0) {
-        return Err(Reply::bad("kv_block_size: must be at least 1"));
+        return Err("kv_block_size: must be at least 1".to_owned());
     }
     match (json.dp_rank, json.dp_size) {
-        (_, Some(0)) => Err(Reply::bad("dp_size: must be at least 1")),
-        (Some(_), None) => Err(Reply::bad("dp_rank: needs dp_size")),
-        (Some(rank), Some(size)) if rank >= size => Err(Reply::bad("dp_rank: must be less than dp_size")),
+        (_, Some(0)) => Err("dp_size: must be at least 1".to_owned()),
+        (Some(_), None) => Err("dp_rank: needs dp_size".to_owned()),
+        (Some(rank), Some(size)) if rank >= size => Err("dp_rank: must be less than dp_size".to_owned()),
         _ => Ok(()),
     }
 }
 
-fn check_cost(cost: Option<f64>) -> Result<(), Reply> {
+fn check_cost(cost: Option<f64>) -> Result<(), String> {
     match cost {
-        Some(cost) if !(cost.is_finite() && cost > 0.0) => Err(Reply::bad("cost: must be a number above 0")),
+        Some(cost) if !(cost.is_finite() && cost > 0.0) => Err("cost: must be a number above 0".to_owned()),
         _ => Ok(()),
     }
 }
 
-fn check_labels(labels: Option<&BTreeMap<String, String>>) -> Result<(), Reply> {
+pub fn check_labels(labels: Option<&BTreeMap<String, String>>) -> Result<(), String> {
     let Some(labels) = labels else { return Ok(()) };
     if labels.len() > LABELS_MAX {
-        return Err(Reply::bad(format!("labels: more than {LABELS_MAX}")));
+        return Err(format!("labels: more than {LABELS_MAX}"));
     }
     for (key, value) in labels {
         let shown: String = key.chars().take(LABEL_KEY_MAX_BYTES).collect();
-        let wrong = |what: &str| Err(Reply::bad(format!("label {shown:?}: {what}")));
+        let wrong = |what: &str| Err(format!("label {shown:?}: {what}"));
         if !(1..=LABEL_KEY_MAX_BYTES).contains(&key.len()) || !key.bytes().all(|b| b.is_ascii_graphic()) {
             return wrong(&format!(
                 "a key has 1 to {LABEL_KEY_MAX_BYTES} printable ASCII characters, no space"
@@ -293,26 +319,26 @@ fn check_labels(labels: Option<&BTreeMap<String, String>>) -> Result<(), Reply> 
 }
 
 /// Nobody selects by annotations: their texts may be long, and of several lines.
-fn check_annotations(annotations: Option<&BTreeMap<String, String>>) -> Result<(), Reply> {
+pub fn check_annotations(annotations: Option<&BTreeMap<String, String>>) -> Result<(), String> {
     let Some(all) = annotations else { return Ok(()) };
     if all.len() > LABELS_MAX {
-        return Err(Reply::bad(format!("annotations: more than {LABELS_MAX}")));
+        return Err(format!("annotations: more than {LABELS_MAX}"));
     }
     for (key, value) in all {
         let fits =
             (1..=LABEL_KEY_MAX_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
         if !fits || value.len() > ANNOTATION_MAX_BYTES {
             let shown: String = key.chars().take(LABEL_KEY_MAX_BYTES).collect();
-            return Err(Reply::bad(format!(
+            return Err(format!(
                 "annotation {shown:?}: a key has 1 to {LABEL_KEY_MAX_BYTES} printable ASCII characters, no space; \
                  a value at most {ANNOTATION_MAX_BYTES} bytes"
-            )));
+            ));
         }
     }
     Ok(())
 }
 
-fn read_health(json: Option<HealthJson>) -> Result<Option<HealthSpec>, Reply> {
+fn read_health(json: Option<HealthJson>) -> Result<Option<HealthSpec>, String> {
     let Some(h) = json else { return Ok(None) };
     let zero = [
         ("timeout_secs", h.timeout_secs == Some(0)),
@@ -321,7 +347,7 @@ fn read_health(json: Option<HealthJson>) -> Result<Option<HealthSpec>, Reply> {
         ("failure_threshold", h.failure_threshold == Some(0)),
     ];
     if let Some((name, _)) = zero.into_iter().find(|(_, zero)| *zero) {
-        return Err(Reply::bad(format!("health.{name}: must be at least 1")));
+        return Err(format!("health.{name}: must be at least 1"));
     }
     Ok(Some(HealthSpec {
         timeout_secs: h.timeout_secs,

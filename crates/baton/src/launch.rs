@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anstream::eprintln;
 use anstyle::{AnsiColor, Style};
 use baton_gateway::config::{Config, ConfigError, Loaded, flags};
+use baton_gateway::discovery::file::Discovery;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 /// The exit code of a command line or configuration that is refused.
@@ -75,7 +76,9 @@ pub fn check(args: LaunchArgs) -> ExitCode {
     };
     let printed = print(loaded.to_yaml().as_bytes());
     warn(&loaded);
-    match loaded.refusals().as_slice() {
+    let mut refusals = loaded.refusals();
+    refusals.extend(Discovery::open(&loaded.config).err());
+    match refusals.as_slice() {
         [] => printed,
         refusals => refuse(&refusals.join("\n")),
     }

@@ -25,15 +25,15 @@ use baton_core::dice::Dice;
 use baton_core::fleet::{Fleet, FleetChange, Seat, Status, Worker};
 use baton_core::place::cascade::yard;
 use baton_core::preflight::Standing;
+pub use baton_core::roster::Twice;
 use baton_core::time::Instant;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 pub(crate) use book::{Bell, Watched};
 pub use book::{Job, JobStep, Listed, Patch, Refused};
-pub use baton_core::roster::Twice;
 pub use roll::{Rolled, distinct};
 pub use settings::{Checks, Settings, WORKERS_MAX};
-pub use spec::{Found, HealthSpec, Spec};
+pub use spec::{Found, HealthSpec, PROVIDER, Spec};
 pub use tally::Tally;
 
 pub use crate::probe::Model;

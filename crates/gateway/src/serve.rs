@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::discovery::file::Discovery;
 use crate::drive;
 use crate::edge;
 use crate::entrance::Entrance;
@@ -94,6 +95,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     };
     let measure = tokenizers::measure(&config.affinity.tokenizers, config.aibrix.bucketing);
     let measure = measure.map_err(StartError)?;
+    let discovery = Discovery::open(&config).map_err(StartError)?;
     let listener = listen(config.server_address(), "--port").await?;
     let metrics = listen(config.metrics_address(), "--prometheus-port").await?;
     let health = match config.health_address() {
@@ -111,6 +113,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let gateway = Arc::new(gateway);
     let preflight = attend(&config, &gateway, seed);
     registry.start();
+    let discovery = discovery.map(|found| found.begin(registry.clone(), telemetry.clone()));
     let hearing = hear(&config, &gateway);
     let gauges = tokio::spawn(probe::gauges::run(registry, GaugeRule::of(&config), seed));
     let metrics = tokio::spawn(telemetry::serve(metrics, telemetry));
@@ -126,7 +129,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let doors: Vec<_> = lanes.iter().map(|l| (l.lane.clone(), l.door.clone())).collect();
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
-    let tasks = [acceptor, metrics, gauges, janitor, hearing].into();
+    let tasks = [acceptor, metrics, gauges, janitor, hearing].into_iter().chain(discovery).collect();
     Ok(Running { address, metrics_address, health_address, gateway, stop, preflight, tasks, lanes })
 }
 

@@ -1,7 +1,9 @@
 //! What cannot stand together, what is not served yet, and what has no effect.
 
 use super::setting::Effect;
-use super::{CacheIndex, Config, ConfigError, DiscoveryProvider, PolicyName, Sources, WorkerMetrics, settings};
+use super::{
+    CacheIndex, Config, ConfigError, DiscoveryProvider, PolicyName, Sources, WorkerMetrics, settings,
+};
 
 fn conflict<T>(reason: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::Conflict(reason.into()))

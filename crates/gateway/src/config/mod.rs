@@ -37,8 +37,8 @@ pub use groups::{
 };
 pub use value::{
     AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvConnectorType,
-    KvIndex, Leg, LoadMetric, LogLevel, ModelIdFrom, PairingMode, PolicyName, Secret, TokenizerPath, TrtScheduleStyle,
-    WorkerMetrics, WorkerUrl,
+    KvIndex, Leg, LoadMetric, LogLevel, ModelIdFrom, PairingMode, PolicyName, Secret, TokenizerPath,
+    TrtScheduleStyle, WorkerMetrics, WorkerUrl,
 };
 
 use setting::{Setting, Shape};

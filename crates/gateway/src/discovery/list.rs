@@ -199,7 +199,8 @@ fn pods(documents: Vec<Value>, rules: &Rules) -> Result<Listed, String> {
     if found { Ok(listed) } else { Err(WHAT.to_owned()) }
 }
 
-const WHAT: &str = "it is neither a list of workers ({\"version\": 1, \"workers\": [...]}) nor Kubernetes pods";
+const WHAT: &str =
+    "it is neither a list of workers ({\"version\": 1, \"workers\": [...]}) nor Kubernetes pods";
 
 fn pod(one: Value, rules: &Rules, listed: &mut Listed) -> Result<(), String> {
     let name = one.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("without a name").to_owned();
@@ -210,4 +211,3 @@ fn pod(one: Value, rules: &Rules, listed: &mut Listed) -> Result<(), String> {
     listed.odd.extend(seen.odd.into_iter().map(|odd| format!("pod {}: {odd}", pod.name())));
     Ok(())
 }
-

@@ -1,8 +1,12 @@
 //! Where workers come from.
 //!
-//! Each source makes [`Spec`]s; the registry does not ask which source a worker came from. Today there is
-//! one besides the admin API: the workers that the configuration names.
+//! Each source makes [`Spec`]s; the registry does not ask which source a worker came from. Beside the admin API there are
+//! the workers that the configuration names, and those of a file ([`file`]), which is read again when it changes. What a
+//! worker is, is read in one place whoever writes it ([`written`]), and so is what a Kubernetes pod says of itself
+//! ([`pod`]).
 
+pub mod file;
+mod links;
 pub mod list;
 pub mod pod;
 pub mod written;
@@ -26,23 +30,4 @@ pub fn configured(config: &Config) -> Vec<Spec> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_list_has_its_role() {
-        let args = "--prefill http://p:1 9 --prefill http://p:2 none --prefill http://p:3 \
-            --decode http://d:1 --worker-urls http://w:1";
-        let loaded = Config::load(args.split_whitespace().map(Into::into), &|_| None).unwrap();
-        let configured = configured(&loaded.config).into_iter();
-        let found: Vec<_> = configured.map(|s| (s.url, s.role, s.bootstrap_port, s.no_bootstrap)).collect();
-        let expected = [
-            ("http://p:1", Role::Prefill, Some(9), false),
-            ("http://p:2", Role::Prefill, None, true),
-            ("http://p:3", Role::Prefill, None, false),
-            ("http://d:1", Role::Decode, None, false),
-            ("http://w:1", Role::Whole, None, false),
-        ];
-        assert_eq!(found, expected.map(|(url, role, port, none)| (url.to_owned(), role, port, none)));
-    }
-}
+mod tests;

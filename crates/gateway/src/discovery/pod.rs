@@ -346,7 +346,8 @@ impl Reader<'_> {
             Some(all) if all.len() == ports => all,
             Some(all) if all.len() == 1 => all.repeat(ports),
             _ => {
-                let why = format!("{BOOTSTRAP_PORTS}: {list:?} is neither a port nor one for each of {ports}");
+                let why =
+                    format!("{BOOTSTRAP_PORTS}: {list:?} is neither a port nor one for each of {ports}");
                 self.odd.push(format!("{why}; it is left out"));
                 Vec::new()
             }
@@ -373,4 +374,3 @@ fn numbers(list: &str) -> Option<Vec<u16>> {
     let all: Vec<u16> = list.split(',').map(port).collect::<Option<_>>()?;
     (all.len() <= PORTS_MAX).then_some(all)
 }
-

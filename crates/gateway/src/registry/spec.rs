@@ -58,7 +58,7 @@ pub struct Found {
 }
 
 /// Labels that say where a worker was found (SMG 1.13). Nobody else can set them.
-const PROVIDER: &str = "smg.ai/discovery-provider";
+pub const PROVIDER: &str = "smg.ai/discovery-provider";
 const PROVIDERS_ID: &str = "smg.ai/discovery-id";
 const SPEC_HASH: &str = "smg.ai/discovery-spec-hash";
 

@@ -3,8 +3,10 @@
 //! They have no record of their own: a record is written when the client's request ends, and these go on after it or are
 //! not seen by it. The driver tells them through [`Background`].
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use baton_core::abort::{Asked, Class, Why};
 use baton_core::exchange::Fate;
@@ -12,6 +14,7 @@ use baton_core::preflight::State;
 
 use super::families::Recorded;
 use super::family::Count;
+use crate::registry::Rolled;
 
 /// How a leg in the background ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +53,8 @@ struct Counts {
     detached: [Count; 4],
     released: [Count; 4],
     resent: Count,
+    /// When a list of workers was last good, by where it is kept; seconds since 1970.
+    lists: Mutex<BTreeMap<&'static str, u64>>,
     /// For what is rare enough to be looked up each time.
     all: Arc<Recorded>,
 }
@@ -65,6 +70,7 @@ impl Background {
             detached_now: AtomicU64::new(0),
             detached: LegEnd::ALL.map(|end| all.detached_ended.of([end.as_str()])),
             released: LegEnd::ALL.map(|end| all.releases.of([end.as_str()])),
+            lists: Mutex::default(),
             resent: all.resends.of(["http"]),
             all: Arc::clone(all),
         }))
@@ -97,6 +103,42 @@ impl Background {
     pub fn handoffs_out(&self) -> u64 {
         let ended: u64 = self.0.handoffs.iter().map(Count::get).sum();
         self.0.issued.get().saturating_sub(ended)
+    }
+
+    /// The list of workers that `source` keeps was looked at, and brought nothing for this reason.
+    pub fn listed(&self, source: &'static str, trouble: Option<&'static str>, unix_seconds: u64) {
+        let (all, lists) = (&self.0.all, &self.0.lists);
+        let mut good = lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = good.entry(source).or_default();
+        match trouble {
+            None => {
+                *last = unix_seconds;
+                all.discovery_looks.of([source, "ok"]).one();
+            }
+            Some(reason) => {
+                all.discovery_looks.of([source, "failed"]).one();
+                all.discovery_errors.of([source, reason]).one();
+            }
+        }
+    }
+
+    /// When the lists of workers were last good; 0: never yet.
+    pub fn lists(&self) -> Vec<(&'static str, u64)> {
+        let lists = self.0.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        lists.iter().map(|(source, at)| (*source, *at)).collect()
+    }
+
+    /// What became of such a list, and how long that took.
+    pub fn rolled(&self, source: &'static str, rolled: &Rolled, took: Duration) {
+        let all = &self.0.all;
+        let joined: BTreeSet<&String> = rolled.joined.iter().collect();
+        let anew = rolled.left.iter().filter(|key| joined.contains(key)).count();
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        all.discovered.of([source, "success"]).add(count(rolled.joined.len()));
+        all.discovered.of([source, "failed"]).add(count(rolled.refused.len()));
+        all.undiscovered.of([source, "removed"]).add(count(rolled.left.len().saturating_sub(anew)));
+        all.undiscovered.of([source, "changed"]).add(count(anew));
+        all.discovery_sync.of([source]).took(took);
     }
 
     /// A trial of the pre-flight ended so.

@@ -87,6 +87,15 @@ recorded! {
     /// Their prompt tokens.
     band_tokens: Counters "pd_bucket_serve_prompt_tokens_total" [roleset], "tokens", Aibrix;
 
+    /// Workers that a list brought in, by where it is kept; result is success or failed, the latter at each look.
+    discovered: Counters "smg_discovery_registrations_total" [source, result], "workers", Smg;
+    /// Workers that a list took out: removed from it, or changed so that they joined anew.
+    undiscovered: Counters "smg_discovery_deregistrations_total" [source, reason], "workers", Smg;
+    /// Time that one look's changes of the list of workers took.
+    discovery_sync: Histograms "smg_discovery_sync_duration_seconds" [source], "seconds", Smg;
+    /// Looks that brought no list: missing, unreadable, too_large, malformed, invalid.
+    discovery_errors: Counters "smg_discovery_snapshot_errors_total" [source, reason], "looks", Smg;
+
     /// Requests that failed and were not tried again because the gateway's retries were used up.
     retries_refused: Counters "baton_retries_refused_total" [worker_type, endpoint], "requests", Baton;
     /// How exchanges ended: served, failed, cut, client_gone.
@@ -111,6 +120,8 @@ recorded! {
     detached_ended: Counters "baton_detached_legs_ended_total" [result], "legs", Baton;
     /// Throw-away decodes that freed handed-over KV, by how they ended.
     releases: Counters "baton_releases_total" [result], "legs", Baton;
+    /// Looks at the list of workers to be discovered; result is ok or failed.
+    discovery_looks: Counters "baton_discovery_looks_total" [source, result], "looks", Baton;
     /// Tiny requests that were sent through a pair before it served, by what they showed: proved that KV moves, answered, degraded, failed, unchecked.
     preflight_trials: Counters "baton_preflight_trials_total" [result], "trials", Baton;
 }
@@ -147,6 +158,9 @@ scraped! {
     /// Workers registered, by role and first model.
     pool_size: Gauges "smg_worker_pool_size" [worker_type, connection_mode, model], "workers", Smg;
 
+    /// Workers there are that a list brought in.
+    discovered_now: Gauges "smg_discovery_workers_discovered" [source], "workers", Smg;
+
     /// Requests let in and not yet at their last byte.
     admission_inflight: Gauges "smg_admission_inflight" [], "requests", Smg;
     /// Requests that wait to be let in.
@@ -179,6 +193,8 @@ scraped! {
     ready: Gauges "baton_ready" [], "", Baton;
     /// Prefill and decode workers that may pair, ready or not.
     pairs: Gauges "baton_pairs" [], "pairs", Baton;
+    /// When the list of workers to be discovered was last seen and good, in seconds since 1970.
+    discovery_good: Gauges "baton_discovery_last_good_timestamp_seconds" [source], "seconds", Baton;
     /// Memory of what was sent where, for each leg whose policy remembers prompts.
     prefix_bytes: Gauges "baton_prefix_index_bytes" [leg], "bytes", Baton;
     /// Memory that it may take.

@@ -17,6 +17,7 @@ use prometheus::{Registry, TextEncoder};
 use super::families::{Recorded, Scraped, table};
 use super::family::{self, OTHER};
 use super::labels;
+use crate::registry::PROVIDER;
 
 /// Counts that only the shell knows at the moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -131,6 +132,13 @@ pub fn read(fleet: &Fleet, scraped: &Scraped) {
     }
     for (pool, size) in pools {
         scraped.pool_size.set(pool, f64::from(size));
+    }
+    let mut discovered = BTreeMap::<&str, u32>::new();
+    for source in fleet.seats().filter_map(|seat| seat.worker.label(PROVIDER)) {
+        *discovered.entry(source).or_default() += 1;
+    }
+    for (source, workers) in discovered {
+        scraped.discovered_now.set([source], f64::from(workers));
     }
     scraped.ready.set([], f64::from(u8::from(fleet.ready())));
     scraped.held.set([], fleet.seats().filter(|seat| seat.pulse.is_held()).count() as f64);

@@ -212,10 +212,10 @@ impl Reader<'_> {
         let uid = pod.metadata.uid.clone().unwrap_or_else(|| pod.name());
         let mut specs = Vec::new();
         for (at, port) in ports.iter().enumerate() {
-            let url = WorkerUrl::new(&format!("http://{host}:{port}"))?;
-            if host_of(url.as_str()) != host {
+            let url = WorkerUrl::new(&format!("http://{host}:{port}"));
+            let Some(url) = url.ok().filter(|url| host_of(url.as_str()) == host) else {
                 return Err(Stop::Wrong(format!("{ADDRESS}: {host:?} is no host name and no IP address")));
-            }
+            };
             let spec = Spec {
                 labels: labels.clone(),
                 annotations: annotations.clone(),

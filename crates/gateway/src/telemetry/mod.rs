@@ -133,9 +133,7 @@ impl Telemetry {
         live.show(&scraped);
         scraped.detached.set([], self.background.detached_now() as f64);
         scraped.handoffs_out.set([], self.background.handoffs_out() as f64);
-        for (source, at) in self.background.lists() {
-            scraped.discovery_good.set([source], at as f64);
-        }
+        scrape::lists(&fleet, &self.background.lists(), &scraped);
         for (sink, lines) in self.log_drops.lines() {
             scraped.log_dropped.set([sink], lines as f64);
         }

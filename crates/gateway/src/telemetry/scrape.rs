@@ -133,17 +133,19 @@ pub fn read(fleet: &Fleet, scraped: &Scraped) {
     for (pool, size) in pools {
         scraped.pool_size.set(pool, f64::from(size));
     }
-    let mut discovered = BTreeMap::<&str, u32>::new();
-    for source in fleet.seats().filter_map(|seat| seat.worker.label(PROVIDER)) {
-        *discovered.entry(source).or_default() += 1;
-    }
-    for (source, workers) in discovered {
-        scraped.discovered_now.set([source], f64::from(workers));
-    }
     scraped.ready.set([], f64::from(u8::from(fleet.ready())));
     scraped.held.set([], fleet.seats().filter(|seat| seat.pulse.is_held()).count() as f64);
     scraped.pairs.set([], fleet.prefill().iter().map(|p| p.partners.len()).sum::<usize>() as f64);
     scraped.build.set([env!("CARGO_PKG_VERSION")], 1.0);
+}
+
+/// The lists that workers are discovered in: how many of them are there, and when the list was last good.
+pub fn lists(fleet: &Fleet, lists: &[(&'static str, u64)], scraped: &Scraped) {
+    for (source, good) in lists {
+        let found = fleet.seats().filter(|seat| seat.worker.label(PROVIDER) == Some(source));
+        scraped.discovered_now.set([source], found.count() as f64);
+        scraped.discovery_good.set([source], *good as f64);
+    }
 }
 
 /// What is known of workers' caches, of those that tell.

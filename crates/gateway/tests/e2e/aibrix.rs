@@ -35,6 +35,20 @@ fn tiers() -> Plan {
     Plan::new(engines).env("AIBRIX_PROMPT_LENGTH_BUCKETING", "true").registered(three_tiers)
 }
 
+/// The page's example in a file that the gateway reads: pods as they are written there, each with the port of its engine.
+const THREE_TIERS: &str = include_str!("aibrix/three_tiers.yaml");
+
+fn three_tiers_at(urls: &[String]) -> String {
+    let port = |url: &String| format!("\"{}\"", url.rsplit(':').next().unwrap());
+    let pods = THREE_TIERS.split("---\n").zip(urls);
+    pods.map(|(pod, url)| pod.replace("\"8000\"", &port(url))).collect::<Vec<_>>().join("---\n")
+}
+
+fn tiers_of_a_file() -> Plan {
+    let engines = FleetSpec::pairs(Dialect::Vllm, 1, 1).and(FleetSpec::whole(Dialect::Vllm, 1));
+    Plan::new(engines).env("AIBRIX_PROMPT_LENGTH_BUCKETING", "true").listed(three_tiers_at)
+}
+
 /// The page's example, pod by pod.
 const PODS: &str = include_str!("aibrix/three_tiers.json");
 
@@ -52,7 +66,8 @@ const ALONE: (&str, &str) = ("", "standard-0");
 
 #[tokio::test]
 async fn short_prompts_go_to_the_pair_and_long_ones_to_the_standard_pod() {
-    let house = tiers().open().await;
+    let house = tiers_of_a_file().open().await;
+    assert_eq!([0, 1, 2].map(|at| house.seat(at).worker.role), [Role::Prefill, Role::Decode, Role::Whole]);
     for _ in 0..3 {
         for ask in [Ask::chat(PROMPT, 5), Ask::chat(PROMPT, 5).streamed()] {
             let short = ask.served(house.address).await;
@@ -93,25 +108,35 @@ async fn pods_of(house: &House, ask: Ask) -> (String, String) {
 
 #[tokio::test]
 async fn a_decode_that_is_down_leaves_prompts_of_its_range_to_whom_takes_them() {
-    let mut house = tiers().no_retries().open().await;
-    let decode = house.seat(1);
-    decode.pulse.set_status(baton_core::fleet::Status::NotReady);
+    let mut house = tiers_of_a_file().no_retries().open().await;
+    let urls = [0, 1, 2].map(|at| house.url(at));
+    let whole = three_tiers_at(&urls);
+    assert_eq!(pods(&Ask::chat(PROMPT, 5).served(house.address).await), PAIR);
+    // The decode pod is about to end.
+    house.list().write(&whole.replace("  name: decode-0\n", "  name: decode-0\n  deletionTimestamp: now\n"));
+    let registry = house.gateway().registry.clone();
+    until("the decode has left", || registry.load_full().decode().is_empty()).await;
     let refused = Ask::chat(PROMPT, 5).post(house.address).await;
     assert_eq!(refused.error(), (503, "service_unavailable".into()));
     assert_eq!(refused.header("x-error-routing"), "true");
     assert!(refused.text().contains("no prompt-length bucket matches prompt length"), "{}", refused.text());
-    // A standard pod without a range takes any length.
-    let standard = house.seat(2).worker.id.clone();
-    let mut spec = house.spec(2);
-    three_tiers(&mut spec);
-    spec.annotations = [(CONFIG.to_owned(), config(&json!({"combined": true})))].into();
-    house.gateway().registry.replace(&standard, spec).unwrap();
-    house.note_seats();
-    until("the standard pod is ready", || house.gateway().registry.load_full().whole()[0].pulse.in_service())
-        .await;
+    assert_eq!(pods(&long().served(house.address).await), ALONE);
+    // A standard pod without a range takes any length. Its worker stays who it is.
+    let any = |text: &str| text.replace(r#", "promptLenBucketMinLength": 2048 }"#, " }");
+    let standard = house.seat(2);
+    house
+        .list()
+        .write(&any(&whole).replace("  name: decode-0\n", "  name: decode-0\n  deletionTimestamp: now\n"));
+    let takes_any = |fleet: &baton_core::fleet::Fleet| {
+        let seat = fleet.seat(standard.slot).unwrap();
+        seat.pulse.in_service() && !seat.worker.annotation(CONFIG).unwrap().contains("MinLength")
+    };
+    until("the standard pod takes any length", || takes_any(&registry.load_full())).await;
     assert_eq!(pods(&Ask::chat(PROMPT, 5).served(house.address).await), ALONE);
-    decode.pulse.set_status(baton_core::fleet::Status::Ready);
+    house.list().write(&any(&whole));
+    until("the decode is back", || registry.load_full().decode().iter().any(|d| d.pulse.in_service())).await;
     assert_eq!(pods(&Ask::chat(PROMPT, 5).served(house.address).await), PAIR);
+    house.note_seats();
     house.close().await;
 }
 

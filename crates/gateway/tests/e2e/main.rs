@@ -11,6 +11,7 @@ mod aibrix;
 mod apis;
 mod budget;
 mod cases;
+mod discovery;
 mod edge;
 mod explain;
 mod fan;

@@ -170,6 +170,17 @@ const REFUSED: &[(&str, &str)] = &[
         "--service-discovery --pd-disaggregation",
         "--service-discovery with --pd-disaggregation needs --prefill-selector or --decode-selector",
     ),
+    ("--discovery-provider file", "--discovery-provider file needs --discovery-file"),
+    (
+        "--discovery-file f --service-discovery",
+        "--discovery-file and Kubernetes discovery exclude each other: give one",
+    ),
+    (
+        "--discovery-file f --discovery-provider kubernetes",
+        "--discovery-file and Kubernetes discovery exclude each other: give one",
+    ),
+    ("--discovery-check-interval-secs 9", "--discovery-check-interval-secs needs --discovery-file"),
+    ("--model-id-from pod", "--model-id-from pod: must be namespace, label:KEY or annotation:KEY"),
     ("--config /no/such/file", "/no/such/file: cannot be read: No such file or directory (os error 2)"),
 ];
 
@@ -220,6 +231,10 @@ const NOT_SERVED: &[(&str, &str)] = &[
         "--service-discovery asks for Kubernetes discovery, which is not served yet",
     ),
     (
+        "--discovery-provider kubernetes --selector a=b",
+        "--discovery-provider kubernetes asks for Kubernetes discovery, which is not served yet",
+    ),
+    (
         "--control-plane-api-keys a:b:admin:c",
         "--control-plane-api-keys asks for separate keys for the admin routes, which is not served yet",
     ),
@@ -255,6 +270,14 @@ fn what_has_no_effect_is_a_warning() {
         warnings("--kv-index positional --engine-metrics --least-load-max-waiting-requests 5"),
         [""; 0]
     );
+    assert_eq!(
+        warnings("--selector a=b --model-id-from namespace"),
+        [
+            "--selector has no effect without --discovery-file",
+            "--model-id-from has no effect without --discovery-file"
+        ]
+    );
+    assert_eq!(warnings("--selector a=b --discovery-file f"), [""; 0]);
     assert_eq!(
         warnings("--dp-minimum-tokens-scheduler"),
         ["--dp-minimum-tokens-scheduler has no effect without --dp-aware: there are no ranks to choose from"]

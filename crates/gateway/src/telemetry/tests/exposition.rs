@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use baton_core::exchange::{Fate, Outcome};
 use baton_core::record::Record;
+use baton_core::time::Duration;
+
+use crate::registry::{Refused, Rolled};
 
 use super::super::families::{Recorded, Scraped, table};
 use super::records::everything;
@@ -118,6 +121,36 @@ fn a_detached_leg_counts_until_it_is_dropped_and_then_as_what_became_of_it() {
         smg_router_upstream_send_retries_total{router_type="http"} 1
     "#]]
     .assert_eq(&diff);
+}
+
+#[test]
+fn looks_at_a_list_of_workers_are_told_and_what_came_of_them() {
+    let stand = Stand::new();
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let rolled = Rolled {
+        joined: names(&["a", "b", "c"]),
+        left: names(&["b", "d"]),
+        refused: vec![("e".to_owned(), Refused::Busy)],
+        ..Rolled::default()
+    };
+    let diff = stand.diff(|t| {
+        t.background().listed("file", None, 100);
+        t.background().listed("file", Some("malformed"), 200);
+        t.background().rolled("file", &rolled, Duration::from_millis(2));
+    });
+    let diff: Vec<&str> = diff.lines().filter(|line| !line.contains("_bucket")).collect();
+    expect_test::expect![[r#"
+        baton_discovery_last_good_timestamp_seconds{source="file"} 100
+        baton_discovery_looks_total{result="failed",source="file"} 1
+        baton_discovery_looks_total{result="ok",source="file"} 1
+        smg_discovery_deregistrations_total{reason="changed",source="file"} 1
+        smg_discovery_deregistrations_total{reason="removed",source="file"} 1
+        smg_discovery_registrations_total{result="failed",source="file"} 1
+        smg_discovery_registrations_total{result="success",source="file"} 3
+        smg_discovery_snapshot_errors_total{reason="malformed",source="file"} 1
+        smg_discovery_sync_duration_seconds_count{source="file"} 1
+        smg_discovery_sync_duration_seconds_sum{source="file"} 0.002
+        smg_discovery_workers_discovered{source="file"} 0"#]].assert_eq(&diff.join("\n"));
 }
 
 #[test]

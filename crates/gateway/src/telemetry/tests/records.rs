@@ -18,6 +18,7 @@ use baton_core::watchdog::Silence;
 use expect_test::expect;
 
 use super::{Stand, join};
+use crate::registry::Rolled;
 
 fn at(ms: u64) -> Option<Instant> {
     Some(Instant::from_micros(ms * 1000))
@@ -90,6 +91,8 @@ pub fn everything(stand: &Stand) {
     stand.telemetry.record(&routed(stand, "pd"));
     stand.telemetry.background().prefill_failed(Class::Transport);
     stand.telemetry.background().asked(Asked::Ok, Why::Silence(Silence::StreamIdle));
+    stand.telemetry.background().listed("file", Some("missing"), 1);
+    stand.telemetry.background().rolled("file", &Rolled::default(), Duration::ZERO);
     let (fleet, index) = (stand.fleet(), Arc::new(KvIndex::new(1 << 20)));
     let view = &fleet.seats().next().unwrap().view;
     let mut feed = Feed::begin(&index, view, 0).unwrap();

@@ -14,7 +14,7 @@ use baton_gateway::serve::{self, Running};
 use baton_gateway::telemetry::log::Drops;
 use baton_sim::{EngineHandle, Fault, FaultKind, Fleet, FleetSpec, Kind, Stats, Where};
 
-use super::{Ask, BOUND, Page, Tap, until, until_within, within};
+use super::{Ask, BOUND, List, Page, Tap, until, until_within, within};
 
 /// Gauges that count what is under way.
 const GAUGES: [&str; 6] = [
@@ -52,6 +52,7 @@ pub struct Plan {
     tapped: bool,
     health_port: bool,
     change: Box<dyn FnMut(&mut Spec) + Send>,
+    list: Option<Box<dyn FnOnce(&[String]) -> String + Send>>,
     join: bool,
     wait: bool,
 }
@@ -65,6 +66,7 @@ impl Plan {
             tapped: false,
             health_port: false,
             change: Box::new(|_| {}),
+            list: None,
             join: true,
             wait: true,
         }
@@ -125,6 +127,13 @@ impl Plan {
         self
     }
 
+    /// Workers are read from a file with this text, which is made from the addresses of the engines.
+    pub fn listed(mut self, text: impl FnOnce(&[String]) -> String + Send + 'static) -> Plan {
+        self.list = Some(Box::new(text));
+        self.join = false;
+        self
+    }
+
     /// Registers no worker: see [`House::join`].
     pub fn empty(mut self) -> Plan {
         (self.join, self.wait) = (false, false);
@@ -139,10 +148,18 @@ impl Plan {
                 taps.push(Tap::before(engine.addr()).await);
             }
         }
+        let list = self.list.take().map(|text| {
+            let list = List::new();
+            let engines = fleet.engines().iter().enumerate();
+            list.write(&text(&engines.map(|(at, engine)| url_of(&taps, engine, at)).collect::<Vec<_>>()));
+            self.args.extend(["--discovery-file".to_owned(), list.path().display().to_string()]);
+            list
+        });
         let running = serve::start(self.config(), 7, Drops::default()).await.unwrap();
         let mut house = House {
             fleet,
             taps,
+            list,
             address: running.address,
             running: Some(running),
             seats: BTreeMap::new(),
@@ -184,11 +201,17 @@ impl Plan {
     }
 }
 
+fn url_of(taps: &[Tap], engine: &EngineHandle, at: usize) -> String {
+    taps.get(at).map_or_else(|| engine.url(), |tap| format!("http://{}", tap.address))
+}
+
 /// A gateway that serves, with its engines. It must be closed, which checks that nothing is left behind.
 pub struct House {
     pub fleet: Fleet,
     /// One for each engine, in their order, if the plan has taps.
     pub taps: Vec<Tap>,
+    /// The file of workers, if the plan has one.
+    list: Option<List>,
     pub address: SocketAddr,
     running: Option<Running>,
     seats: BTreeMap<u32, Arc<Seat>>,
@@ -272,10 +295,12 @@ impl House {
 
     /// Where the gateway reaches the engine.
     pub fn url(&self, at: usize) -> String {
-        match self.taps.get(at) {
-            Some(tap) => format!("http://{}", tap.address),
-            None => self.fleet.engines()[at].url(),
-        }
+        url_of(&self.taps, self.engine(at), at)
+    }
+
+    /// The file of workers.
+    pub fn list(&self) -> &List {
+        self.list.as_ref().unwrap()
     }
 
     pub fn engine(&self, at: usize) -> &EngineHandle {

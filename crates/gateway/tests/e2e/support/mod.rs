@@ -8,6 +8,7 @@
 mod ask;
 mod client;
 mod house;
+mod list;
 mod page;
 mod raw;
 mod tap;
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub use ask::{Ask, PROMPT};
 pub use client::{Line, Reply, Streamed, events, request};
 pub use house::{House, Plan, fault, on};
+pub use list::List;
 pub use page::Page;
 pub use raw::Raw;
 pub use tap::{Gate, Seen, Step, Tap, sse};

@@ -141,7 +141,7 @@ async fn a_broken_file_changes_nothing_until_it_is_mended() {
             }
         })
         .await;
-        there(&mut house, &[first.clone()]).await;
+        there(&mut house, std::slice::from_ref(&first)).await;
         ask(0).served(house.address).await;
     }
     std::fs::remove_file(house.list().path()).unwrap();
@@ -180,7 +180,7 @@ async fn a_link_that_is_turned_is_a_change() {
     let [first, second] = [0, 1].map(|at| house.url(at));
     for (name, url) in [("..v2", &first), ("..v3", &second), ("..v4", &first)] {
         state(name, &list(&[whole("w", url)]));
-        there(&mut house, &[url.clone()]).await;
+        there(&mut house, std::slice::from_ref(url)).await;
         ask(0).served(house.address).await;
     }
     house.close().await;

@@ -150,7 +150,8 @@ fn looks_at_a_list_of_workers_are_told_and_what_came_of_them() {
         smg_discovery_snapshot_errors_total{reason="malformed",source="file"} 1
         smg_discovery_sync_duration_seconds_count{source="file"} 1
         smg_discovery_sync_duration_seconds_sum{source="file"} 0.002
-        smg_discovery_workers_discovered{source="file"} 0"#]].assert_eq(&diff.join("\n"));
+        smg_discovery_workers_discovered{source="file"} 0"#]]
+    .assert_eq(&diff.join("\n"));
 }
 
 #[test]

@@ -44,6 +44,9 @@ pub fn on(place: Where, kind: FaultKind) -> Fault {
     Fault { place, ..Fault::new(kind) }
 }
 
+/// The text of a file, made from the addresses of engines.
+type Text = Box<dyn FnOnce(&[String]) -> String + Send>;
+
 /// What a house is made of.
 pub struct Plan {
     engines: FleetSpec,
@@ -52,7 +55,7 @@ pub struct Plan {
     tapped: bool,
     health_port: bool,
     change: Box<dyn FnMut(&mut Spec) + Send>,
-    list: Option<Box<dyn FnOnce(&[String]) -> String + Send>>,
+    list: Option<Text>,
     join: bool,
     wait: bool,
 }

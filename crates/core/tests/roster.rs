@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice::from_ref;
 
 use baton_core::fleet::{Engine, Role};
 use baton_core::roster::{Entry, Moves, Twice, distinct, moves};
@@ -28,9 +29,9 @@ fn what_changed_changes_in_place_where_the_process_is_the_same() {
     let here = entry("a", "u1", 1);
     let described = entry("a", "u1", 2);
     let in_place = Moves { change: vec![0], ..Moves::default() };
-    assert_eq!(moves(&[here.clone()], &none(), &[described.clone()]), in_place);
+    assert_eq!(moves(from_ref(&here), &none(), from_ref(&described)), in_place);
     let told = Entry { engine: Some(Engine::Vllm), ..described.clone() };
-    assert_eq!(moves(&[here.clone()], &none(), &[told]), in_place, "an engine that is told now");
+    assert_eq!(moves(from_ref(&here), &none(), &[told]), in_place, "an engine that is told now");
     let anew = Moves { leave: vec!["a".into()], join: vec![0], ..Moves::default() };
     let here = Entry { engine: Some(Engine::Sglang), ..here };
     for (here, there) in [

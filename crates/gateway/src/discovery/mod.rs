@@ -1,7 +1,7 @@
 //! Where workers come from.
 //!
 //! Each source makes [`Spec`]s; the registry does not ask which source a worker came from. Beside the admin API there are
-//! the workers that the configuration names, and those of a file ([`file`]), which is read again when it changes. What a
+//! the workers that the configuration names, and those of a file ([`mod@file`]), which is read again when it changes. What a
 //! worker is, is read in one place whoever writes it ([`written`]), and so is what a Kubernetes pod says of itself
 //! ([`pod`]).
 

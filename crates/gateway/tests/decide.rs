@@ -135,7 +135,7 @@ fn whatever_engines_do_a_request_ends_once_and_gives_everything_back() {
         ("trtllm", "", ""),
         ("trtllm", info, "AIBRIX_TRT_SCHEDULE_STYLE: generation_first"),
     ];
-    for seed in 0..600 {
+    for seed in 0..300 {
         let mut dice = Dice::new(seed);
         let (engine, more, env) = kinds[dice.below(kinds.len())];
         let worker = |id: &str, role: &str, more: &str| {
@@ -161,6 +161,11 @@ fn whatever_engines_do_a_request_ends_once_and_gives_everything_back() {
             let client = &request["client"];
             let told = client["complete"] == true || client["error"].is_object() || client["left"] == true;
             assert!(told, "{text}\n{request}");
+        }
+        for worker in report["state"]["workers"].as_array().unwrap() {
+            let charged =
+                ["active", "kv", "decode"].map(|what| worker["charged"][what].as_u64().unwrap_or(0));
+            assert_eq!((&worker["in_flight"], charged), (&json!(0), [0; 3]), "{text}\n{worker}");
         }
         let sum = |family: &str| {
             let all = report["counters"].as_object().unwrap().iter();

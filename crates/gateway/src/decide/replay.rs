@@ -33,7 +33,7 @@ use super::state::State;
 use crate::config::Config;
 use crate::edge::{answer::REQUEST_ID, hints, http::malformed};
 use crate::gateway;
-use crate::probe::{Facts, context_said};
+use crate::probe::{ANSWER_MAX_BYTES, Facts, context_said};
 use crate::registry::Settings;
 
 /// When a scenario begins. Not at zero, which is what a worker that was never chosen shows.
@@ -110,12 +110,13 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
     let complaints = yard::complaints(&Fleet::default(), &world.fleet).into_iter();
     let complaints = complaints.map(|(worker, why)| format!("{} of {worker}: {why}", yard::CONFIG)).collect();
     let mut decisions: Vec<Option<Decision>> = scenario.requests.iter().map(|_| None).collect();
-    for (at, step, i) in agenda(scenario) {
+    let words = words(scenario);
+    for (at, step, i) in agenda(scenario, &words) {
         let now = at.after(BEGIN);
         world.advance(now);
         world.sweep(now);
         match step {
-            Step::Retold => world.retold(scenario, i),
+            Step::Retold => world.retold(words[i]),
             Step::Arrive => decisions[i] = Some(world.arrive(&scenario.requests[i], i, now)),
             Step::PrefillDone | Step::PrefillDoneAtOnce => world.prefill_done(i, now),
             Step::Fail | Step::FailAtOnce => {
@@ -134,7 +135,7 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
     }
     world.advance(Instant::from_micros(u64::MAX));
     for (i, paper) in &world.papers {
-        decisions[*i] = Some(paper.decision());
+        decisions[*i] = Some(paper.decision().under(&world.knobs, paper.routing()));
     }
     let last = world.last_moment(scenario);
     world.sweep(last);
@@ -143,15 +144,19 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
     Played { decisions: decisions.into_iter().flatten().collect(), complaints, state, counters }
 }
 
+/// A worker's place, the worker, and what it says of its KV.
+type Told<'a> = (u32, &'a Member, &'a Word);
+
 /// What context servers say, by the worker and in the order of its words.
-fn words(scenario: &Scenario) -> impl Iterator<Item = (u32, &Member, &Word)> {
+fn words(scenario: &Scenario) -> Vec<Told<'_>> {
     (0..)
         .zip(&scenario.workers)
         .flat_map(|(slot, member)| member.server_info.iter().map(move |word| (slot, member, word)))
+        .collect()
 }
 
-fn agenda(scenario: &Scenario) -> Vec<(Instant, Step, usize)> {
-    let retold = words(scenario).enumerate().map(|(i, (.., word))| (word.at, Step::Retold, i));
+fn agenda(scenario: &Scenario, words: &[Told<'_>]) -> Vec<(Instant, Step, usize)> {
+    let retold = words.iter().enumerate().map(|(i, (.., word))| (word.at, Step::Retold, i));
     let mut agenda: Vec<_> = retold.collect();
     for (i, request) in scenario.requests.iter().enumerate() {
         let at_once = |at: Instant, later: Step, now: Step| if at == request.at { now } else { later };
@@ -245,7 +250,7 @@ impl World<'_> {
             let paper =
                 Paper::begin(Arrived { ask, body, routing, dice: self.dice.split() }, request, &around);
             self.due.extend(paper.due(&around).map(|at| (at, self.papers.len())));
-            let decision = paper.decision();
+            let decision = paper.decision().under(&self.knobs, paper.routing());
             self.papers.push((i, paper));
             return decision;
         }
@@ -355,10 +360,11 @@ impl World<'_> {
         }
     }
 
-    /// The `i`th of all words of context servers: its worker is described by it from now on, as when serving.
-    fn retold(&mut self, scenario: &Scenario, i: usize) {
-        let Some((slot, member, word)) = words(scenario).nth(i) else { return };
-        let facts = Facts { labels: context_said(word.status, &word.body), ..Facts::default() };
+    /// A worker is described by what it says of its KV, from now on, as when serving. The probe reads no more than so much.
+    fn retold(&mut self, (slot, member, word): Told<'_>) {
+        let read = Some(&word.body).filter(|body| body.len() <= ANSWER_MAX_BYTES);
+        let labels = read.map(|body| context_said(word.status, body)).unwrap_or_default();
+        let facts = Facts { labels, ..Facts::default() };
         let worker = Box::new(member.spec.worker(&member.name, Some(&facts)));
         self.fleet = Arc::new(self.fleet.with([FleetChange::Describe { slot, worker }]));
         self.house.show(&self.fleet);

@@ -1,5 +1,7 @@
 //! The requests of a scenario: what they ask for, and what becomes of them in time.
 
+use std::sync::Arc;
+
 use baton_core::ask::Api;
 use baton_core::time::Instant;
 use bytes::Bytes;
@@ -28,7 +30,7 @@ pub struct Incoming {
     pub done_at: Option<Instant>,
     pub failure: Option<Failure>,
     /// What engines and client do. `None`: it is placed and not carried out.
-    pub engine: Option<Vec<Step>>,
+    pub engine: Option<Arc<[Step]>>,
 }
 
 /// A worker fails the request.
@@ -65,7 +67,7 @@ pub fn requests(node: Node, listed: usize) -> Result<Vec<Incoming>, Broken> {
     let prefill_done_at = keys.read("prefill_done_at_ms", moment)?;
     let done_at = keys.read("done_at_ms", moment)?;
     let failure = failure(&mut keys)?;
-    let engine = keys.read("engine", |node, what| engine::steps(node, what, at))?;
+    let engine = keys.read("engine", |node, what| engine::steps(node, what, at))?.map(Arc::from);
     keys.end()?;
     let whole = Incoming {
         listed,

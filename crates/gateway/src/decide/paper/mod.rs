@@ -81,7 +81,8 @@ pub struct Paper {
     /// Second questions to drop a request, and when they are put.
     again: Vec<(Instant, Questions, Why, Arc<Worker>)>,
     pending: VecDeque<Event>,
-    steps: VecDeque<Step>,
+    /// The scenario's, and how many of them have been played.
+    steps: (Arc<[Step]>, usize),
     head: Option<Head>,
     answer: answer::Answer,
     /// What the prefill answered, if that was the last word.
@@ -142,7 +143,7 @@ impl Paper {
             resume: None,
             again: Vec::new(),
             pending: VecDeque::new(),
-            steps: request.engine.iter().flatten().cloned().collect(),
+            steps: (request.engine.clone().unwrap_or_default(), 0),
             head: None,
             last_word: None,
             fault: None,
@@ -165,6 +166,11 @@ impl Paper {
         decision.carried(told)
     }
 
+    /// Whose settings the request goes by.
+    pub fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
     /// When the next thing happens. `None`: nothing will any more.
     pub fn due(&self, around: &Around<'_>) -> Option<Instant> {
         let own = (!self.exchange.is_done()).then(|| {
@@ -172,7 +178,7 @@ impl Paper {
             let silent = self.watch.due(self.answer.heard()).map(|due| due.at);
             [self.resume, late, silent].into_iter().flatten().fold(self.deadline, Instant::min)
         });
-        let step = self.steps.front().map(|step| step.at.after(around.house.begin()));
+        let step = self.step().map(|step| step.at.after(around.house.begin()));
         let again = self.again.iter().map(|(at, ..)| *at).min();
         let background = self.background.as_ref().map(Background::until);
         [own, step, again, background].into_iter().flatten().min()
@@ -181,8 +187,10 @@ impl Paper {
     /// The next thing happens. Legs come before times that run out, as when serving.
     pub fn turn(&mut self, around: &Around<'_>) {
         let now = around.now;
-        if let Some(step) = self.steps.pop_front_if(|step| step.at.after(around.house.begin()) <= now) {
-            return self.hear(&step, around);
+        if self.step().is_some_and(|step| step.at.after(around.house.begin()) <= now) {
+            let (steps, next) = self.steps.clone();
+            self.steps.1 += 1;
+            return self.hear(&steps[next], around);
         }
         if let Some(at) = self.again.iter().position(|(at, ..)| *at <= now) {
             let (_, questions, why, worker) = self.again.swap_remove(at);
@@ -216,6 +224,11 @@ impl Paper {
         };
         self.told.event(around, "gateway", "times_out", json!({"of": of}));
         self.on(event, around);
+    }
+
+    /// The next step.
+    fn step(&self) -> Option<&Step> {
+        self.steps.0.get(self.steps.1)
     }
 
     /// When the prefill has to have answered, where AIBrix's strategy gives it a time of its own.

@@ -54,6 +54,26 @@ fn check_prints_the_configuration_and_what_is_missing() {
 }
 
 #[test]
+fn check_reads_the_file_of_workers_too() {
+    let path = std::env::temp_dir().join(format!("baton-check-{}.yaml", std::process::id()));
+    let check = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let output = baton(&format!("check --discovery-file {}", path.display()));
+        (output.status.code(), text(&output.stderr).replace(&path.display().to_string(), "FILE"))
+    };
+    let one = "version: 1\nworkers:\n- {id: a, url: 'http://h:1'}\n";
+    assert_eq!(check(one), (Some(0), String::new()));
+    let twice = format!("{one}- {{id: a, url: 'http://h:2'}}\n");
+    let refused = "error: --discovery-file FILE: two workers have the id \"a\"\n";
+    assert_eq!(check(&twice), (Some(2), refused.to_owned()));
+    assert_eq!(
+        check("a: &x b\n").1,
+        "error: --discovery-file FILE: line 1: anchors, aliases and tags are not read\n"
+    );
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn decide_says_who_and_fails_on_what_is_not_expected() {
     let path = std::env::temp_dir().join(format!("baton-decide-{}.yaml", std::process::id()));
     let decide = |text: &str, more: &str| {

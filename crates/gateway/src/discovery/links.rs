@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +26,8 @@ type Names = BTreeMap<PathBuf, BTreeSet<OsString>>;
 pub struct Watch {
     bell: Arc<Notify>,
     names: Names,
+    /// Which directories those were: one may have been made anew under its name.
+    homes: Vec<Option<(u64, u64)>>,
     watcher: Option<RecommendedWatcher>,
     /// It was said already that changes are not told.
     said: bool,
@@ -31,13 +35,15 @@ pub struct Watch {
 
 impl Watch {
     pub fn new() -> Watch {
-        Watch { bell: Arc::default(), names: Names::new(), watcher: None, said: false }
+        let (bell, names, homes) = (Arc::default(), Names::new(), Vec::new());
+        Watch { bell, names, homes, watcher: None, said: false }
     }
 
     /// From now on, changes of what this path leads to are told.
     pub fn follow(&mut self, path: &Path) {
         let names = heeded(path);
-        if self.watcher.is_some() && names == self.names {
+        let homes = names.keys().map(|home| identity(std::fs::metadata(home).ok())).collect();
+        if self.watcher.is_some() && (&names, &homes) == (&self.names, &self.homes) {
             return;
         }
         match watcher(&names, self.bell.clone()) {
@@ -50,7 +56,7 @@ impl Watch {
                 (self.watcher, self.said) = (None, true);
             }
         }
-        self.names = names;
+        (self.names, self.homes) = (names, homes);
     }
 
     /// Something may have changed since the last call.
@@ -68,8 +74,12 @@ impl Watch {
     }
 }
 
+fn identity(directory: Option<Metadata>) -> Option<(u64, u64)> {
+    directory.map(|directory| (directory.dev(), directory.ino()))
+}
+
 fn watcher(names: &Names, bell: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
-    let heeded: BTreeSet<OsString> = names.values().flatten().cloned().collect();
+    let heeded = names.clone();
     let mut watcher = notify::recommended_watcher(move |told: notify::Result<Event>| {
         if told.map_or(true, |event| matters(&event, &heeded)) {
             bell.notify_one();
@@ -94,9 +104,10 @@ fn is_missing(error: &notify::Error) -> bool {
 }
 
 /// Our own reading of the file is told too, and must not lead to the next.
-fn matters(event: &Event, heeded: &BTreeSet<OsString>) -> bool {
+fn matters(event: &Event, heeded: &Names) -> bool {
     let read = matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write));
-    let named = |path: &PathBuf| path.file_name().is_none_or(|name: &OsStr| heeded.contains(name));
+    let known = |name: &OsStr| heeded.values().any(|names| names.contains(name));
+    let named = |path: &PathBuf| heeded.contains_key(path) || path.file_name().is_none_or(known);
     !read && (event.need_rescan() || event.paths.is_empty() || event.paths.iter().any(named))
 }
 
@@ -155,6 +166,25 @@ mod tests {
         let _ = std::fs::remove_dir_all(&home);
         std::fs::create_dir(&home).unwrap();
         home
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_made_anew_is_watched_anew() {
+        let home = tempdir("anew");
+        let file = home.join("in/workers.json");
+        let told = async |watch: &Watch| tokio::time::timeout(Duration::from_secs(10), watch.rung()).await;
+        let mut watch = Watch::new();
+        for _ in 0..2 {
+            std::fs::create_dir(home.join("in")).unwrap();
+            watch.follow(&file);
+            std::fs::write(&file, "a").unwrap();
+            told(&watch).await.unwrap();
+            watch.settle(Duration::from_millis(100), 100).await;
+            std::fs::remove_dir_all(home.join("in")).unwrap();
+            told(&watch).await.unwrap();
+            watch.settle(Duration::from_millis(100), 100).await;
+        }
+        std::fs::remove_dir_all(home).unwrap();
     }
 
     #[tokio::test]

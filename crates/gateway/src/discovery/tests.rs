@@ -1,13 +1,15 @@
 //! What is read from files of workers and of pods, and what is refused.
 
 use baton_core::fleet::{Engine, Role, Worker};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::configured;
 use super::list::{Bad, Listed, read};
 use super::pod::Rules;
+use crate::clock::Clock;
 use crate::config::Config;
-use crate::registry::Spec;
+use crate::registry::{Registry, Settings, Spec};
 
 fn rules(args: &str) -> Rules {
     let loaded = Config::load(args.split_whitespace().map(Into::into), &|_| None);
@@ -396,4 +398,40 @@ fn each_list_has_its_role() {
         ("http://w:1", Role::Whole, None, false),
     ];
     assert_eq!(found, expected.map(|(url, role, port, none)| (url.to_owned(), role, port, none)));
+}
+
+/// The page's examples are what it says they are.
+#[test]
+fn the_examples_of_the_page_are_read() {
+    let page = include_str!("../../../../docs/discovery.md");
+    let examples = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let roles: Vec<Vec<Role>> =
+        examples.map(|text| workers(text, "").iter().map(|w| w.role).collect()).collect();
+    let pair = [Role::Prefill, Role::Decode];
+    assert_eq!(roles, [pair.to_vec(), [&pair[..], &[Role::Whole]].concat()]);
+}
+
+proptest! {
+    /// A file that is cut, spoilt or put together of others is read or refused in words, and what was read is followed:
+    /// a second time there is nothing left to do.
+    #[test]
+    fn any_text_is_read_or_refused(
+        which in 0..4usize, from in 0..1000usize, cut in 0..40usize, put in "[ -~\n]{0,12}", pd in any::<bool>(),
+    ) {
+        let kubectl = pods(&[pod("p", json!({"app": "s", "role": "prefill"}), json!({}), well("10.0.0.1"))]);
+        let text = [SMG, YAML, AIBRIX, &kubectl][which];
+        let from = from % text.len();
+        let text = [&text[..from], &put, &text[(from + cut).min(text.len())..]].concat();
+        let rules = rules(if pd { "--pd-disaggregation" } else { SELECTORS });
+        match read(&text, &rules) {
+            Err(Bad::Malformed(why) | Bad::Invalid(why)) => prop_assert!(!why.is_empty()),
+            Ok(listed) => {
+                let registry = Registry::new(Settings::of(&Config::default(), Clock::start(), 1));
+                let first = registry.roll("file", &listed.specs).unwrap();
+                prop_assert_eq!((first.joined.len(), first.refused.len()), (listed.specs.len(), 0));
+                let second = registry.roll("file", &listed.specs).unwrap();
+                prop_assert!(second.joined.is_empty() && second.changed.is_empty() && second.left.is_empty());
+            }
+        }
+    }
 }

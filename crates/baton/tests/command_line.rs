@@ -56,8 +56,8 @@ fn check_prints_the_configuration_and_what_is_missing() {
 #[test]
 fn check_reads_the_file_of_workers_too() {
     let path = std::env::temp_dir().join(format!("baton-check-{}.yaml", std::process::id()));
-    let check = |text: &str| {
-        std::fs::write(&path, text).unwrap();
+    let check = |list: &str| {
+        std::fs::write(&path, list).unwrap();
         let output = baton(&format!("check --discovery-file {}", path.display()));
         (output.status.code(), text(&output.stderr).replace(&path.display().to_string(), "FILE"))
     };

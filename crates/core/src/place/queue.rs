@@ -120,11 +120,11 @@ impl<W> Queue<W> {
 /// Those of a line that overtake nobody: the first, and each that needs less than all before it.
 fn first<W>(line: &VecDeque<Waiter<W>>) -> impl Iterator<Item = &Waiter<W>> {
     let mut fewest: BTreeMap<Option<&str>, u32> = BTreeMap::new();
-    line.iter().filter_map(move |waiter| {
+    line.iter().filter(move |waiter| {
         let fewest = fewest.entry(waiter.filter.as_deref()).or_insert(u32::MAX);
         let first = waiter.rooms < *fewest;
         *fewest = waiter.rooms.min(*fewest);
-        first.then_some(waiter)
+        first
     })
 }
 

@@ -262,6 +262,8 @@ fn what_is_no_scenario_is_refused_with_its_line() {
         ),
         ("requests: [{headers: {'a b': c}}]", "s:1: \"a b\" is no header's name"),
         ("flags: [--polcy random]", "s: unknown flag --polcy: did you mean --policy?"),
+        ("flags: [--decode-policy bucket]", "s: --decode-policy bucket: bucket sorts prompts by size"),
+        ("flags: [--tokenizer-path /nowhere]", "s: --tokenizer-path /nowhere: "),
         ("flags: [--policy passthrough]", "s: --policy passthrough is not served"),
         ("env: {BATON_POLICY: rendom}", "s: BATON_POLICY rendom: must be one of"),
         ("expect: [{}]", "s:1: expect has 1 outputs for 0 requests"),

@@ -5,6 +5,7 @@
 
 mod engine;
 mod expect;
+mod line;
 mod output;
 mod paper;
 mod read;
@@ -130,7 +131,8 @@ pub fn decide(path: &str, text: &str) -> Result<Report, BadScenario> {
             .filter(|(name, _)| !is_read(name))
             .map(|(name, _)| format!("{name} is read by nothing here")),
     );
-    let Played { decisions, complaints, state, counters } = replay::play(&scenario, &loaded.config);
+    let played = replay::play(&scenario, &loaded.config).map_err(|reason| broken(None, reason))?;
+    let Played { decisions, complaints, state, counters } = played;
     warnings.extend(complaints);
     let mut report =
         Report { path: path.to_owned(), warnings, decisions, state, counters, unmet: Vec::new() };

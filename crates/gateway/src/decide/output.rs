@@ -7,6 +7,7 @@ use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::cascade::resolve::Routing;
 use baton_core::place::receipt::Receipt;
 use baton_core::place::{Placement, Taken};
+use baton_core::time::Duration;
 use serde_json::{Value, json};
 
 use super::paper::Told;
@@ -22,6 +23,10 @@ pub struct Decision {
     fault: Option<(u16, &'static str, String)>,
     /// Settings of the cascade that the request's profile changes.
     settings: Vec<(&'static str, String)>,
+    /// Nothing about routing is told to the client.
+    hidden: bool,
+    /// How long it stood in line for room.
+    pub waited: Option<Duration>,
     /// The second try, if the first has failed.
     pub retried: Option<Box<Decision>>,
     /// What became of it, where that is told.
@@ -54,7 +59,7 @@ impl Decision {
                 routing.knobs.shown().into_iter().filter(|own| !everybodys.contains(own)).collect()
             }
         };
-        Decision { settings, ..self }
+        Decision { settings, hidden: routing.hidden, ..self }
     }
 
     pub fn fault(fault: &Fault, receipt: Receipt) -> Decision {
@@ -84,6 +89,8 @@ impl Decision {
         all.insert("decode".into(), json!(self.decode));
         all.insert("fault".into(), json!(fault));
         all.insert("settings".into(), settings(&self.settings));
+        all.insert("hidden".into(), self.hidden.into());
+        all.insert("waited_ms".into(), json!(self.waited.map(|waited| waited.as_secs_f64() * 1000.0)));
         all.insert("retried".into(), self.retried.as_ref().map_or(Value::Null, |again| again.to_json()));
         if let Some(told) = &self.told {
             told.to_json(&mut all);
@@ -135,6 +142,9 @@ impl Decision {
         }
         for charge in &receipt.charges {
             let _ = writeln!(out, "    charge {}: {} {} tokens", charge.worker, charge.tokens, charge.what);
+        }
+        if let Some(waited) = self.waited {
+            let _ = writeln!(out, "    waited for room: {} ms", waited.as_secs_f64() * 1000.0);
         }
         if let Some(told) = &self.told {
             told.to_text(&mut out);

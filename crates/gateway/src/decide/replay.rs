@@ -19,11 +19,13 @@ use baton_core::place::cascade::ledger::{Charge, Stale};
 use baton_core::place::cascade::resolve::{Routing, resolve};
 use baton_core::place::cascade::yard;
 use baton_core::place::receipt::Receipt;
-use baton_core::place::{Computed, Look, Miss, Strategies, Strategy, Taken};
+use baton_core::place::{self, Computed, Look, Miss, Strategies, Strategy, Taken};
+use baton_core::size::Measure;
 use baton_core::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::engine::Word;
+use super::line::Line;
 use super::output::Decision;
 use super::paper::house::{Around, House};
 use super::paper::{self, Arrived, Paper};
@@ -35,6 +37,7 @@ use crate::edge::{answer::REQUEST_ID, hints, http::malformed};
 use crate::gateway;
 use crate::probe::{ANSWER_MAX_BYTES, Facts, context_said};
 use crate::registry::Settings;
+use crate::tokenizers;
 
 /// When a scenario begins. Not at zero, which is what a worker that was never chosen shows.
 const BEGIN: Duration = Duration::from_secs(1);
@@ -55,6 +58,8 @@ struct World<'a> {
     swept: Instant,
     stale: Vec<Stale>,
     breaker: BreakerRule,
+    measure: Arc<Measure>,
+    line: Line,
     /// By request.
     flying: Vec<Flight>,
     house: House,
@@ -63,6 +68,7 @@ struct World<'a> {
     due: BTreeSet<(Instant, usize)>,
     last: Instant,
     shows_legs: bool,
+    requests: &'a [Incoming],
 }
 
 /// A request that was placed.
@@ -71,11 +77,20 @@ struct Flight {
     /// Its prefill, and its decode or whole worker.
     legs: [Option<Taken>; 2],
     /// What another try goes by.
-    again: Option<(Ask, Routing)>,
+    again: Option<Once>,
     /// Who was tried, the prefill first.
     tried: Vec<u32>,
     prefill: Option<String>,
     kv_charge: Option<u64>,
+}
+
+/// What a try goes by.
+struct Once {
+    ask: Ask,
+    body: Envelope,
+    routing: Routing,
+    /// The decision tells the legs.
+    shows: bool,
 }
 
 /// What happens at a moment. At one and the same, room is made before it is taken.
@@ -105,15 +120,18 @@ pub struct Played {
     pub counters: Option<Map<String, Value>>,
 }
 
-pub fn play(scenario: &Scenario, config: &Config) -> Played {
-    let mut world = World::new(scenario, config);
+/// # Errors
+/// A tokenizer that cannot be read.
+pub fn play(scenario: &Scenario, config: &Config) -> Result<Played, String> {
+    let mut world = World::new(scenario, config)?;
     let complaints = yard::complaints(&Fleet::default(), &world.fleet).into_iter();
     let complaints = complaints.map(|(worker, why)| format!("{} of {worker}: {why}", yard::CONFIG)).collect();
     let mut decisions: Vec<Option<Decision>> = scenario.requests.iter().map(|_| None).collect();
     let words = words(scenario);
     for (at, step, i) in agenda(scenario, &words) {
         let now = at.after(BEGIN);
-        world.advance(now);
+        world.advance(now, &mut decisions);
+        world.lose_patience(Some(now), &mut decisions);
         world.sweep(now);
         match step {
             Step::Retold => world.retold(words[i]),
@@ -130,10 +148,15 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
                 world.prefill_done(i, now);
                 let answered = world.flying[i].legs[1].take();
                 answered.into_iter().for_each(|taken| world.answered(&taken, now));
+                world.leave(i, now, &mut decisions);
             }
         }
+        if step != Step::Arrive {
+            world.let_in(now, &mut decisions);
+        }
     }
-    world.advance(Instant::from_micros(u64::MAX));
+    world.advance(Instant::from_micros(u64::MAX), &mut decisions);
+    world.lose_patience(None, &mut decisions);
     for (i, paper) in &world.papers {
         decisions[*i] = Some(paper.decision().under(&world.knobs, paper.routing()));
     }
@@ -141,7 +164,7 @@ pub fn play(scenario: &Scenario, config: &Config) -> Played {
     world.sweep(last);
     let state = State::of(&world.fleet, (&world.strategies, &world.knobs), &world.stale, last);
     let counters = world.house.counts();
-    Played { decisions: decisions.into_iter().flatten().collect(), complaints, state, counters }
+    Ok(Played { decisions: decisions.into_iter().flatten().collect(), complaints, state, counters })
 }
 
 /// A worker's place, the worker, and what it says of its KV.
@@ -180,7 +203,7 @@ fn agenda(scenario: &Scenario, words: &[Told<'_>]) -> Vec<(Instant, Step, usize)
 }
 
 impl World<'_> {
-    fn new<'a>(scenario: &Scenario, config: &'a Config) -> World<'a> {
+    fn new<'a>(scenario: &'a Scenario, config: &'a Config) -> Result<World<'a>, String> {
         let settings = Settings::of(config, crate::clock::Clock::start(), scenario.seed);
         let mut held = Vec::new();
         let join = |(slot, member): (u32, &Member)| {
@@ -212,7 +235,7 @@ impl World<'_> {
                 }
             }
         }
-        World {
+        Ok(World {
             config,
             fleet,
             strategies,
@@ -222,13 +245,16 @@ impl World<'_> {
             swept: Instant::ZERO.after(BEGIN),
             stale: Vec::new(),
             breaker: gateway::breaker_rule(config),
+            measure: Arc::new(tokenizers::measure(&config.affinity.tokenizers, config.aibrix.bucketing)?),
+            line: Line::new(config.admission.decode_admission_wait),
             flying: scenario.requests.iter().map(|_| Flight::default()).collect(),
             house,
             papers: Vec::new(),
             due: BTreeSet::new(),
             last: Instant::ZERO.after(BEGIN),
             shows_legs: scenario.shows_legs,
-        }
+            requests: &scenario.requests,
+        })
     }
 
     fn arrive(&mut self, request: &Incoming, i: usize, now: Instant) -> Decision {
@@ -254,37 +280,72 @@ impl World<'_> {
             self.papers.push((i, paper));
             return decision;
         }
-        let shown = self.shows_legs.then_some((&body, request));
-        let decision = self.place(i, (&ask, &routing), shown, now);
-        // Only what will fail is tried again.
-        self.flying[i].again = request.failure.map(|_| (ask, routing));
+        let once = Once { shows: self.shows_legs, ask, body, routing };
+        let want = place::want(&once.ask, &once.routing);
+        let (decision, full) = if self.line.must_wait(want) {
+            let shed = Fault::Shed { leg: LegName::Decode, rooms: want.rooms, widest: None };
+            (Decision::fault(&shed, Receipt::on()).under(&self.knobs, &once.routing), true)
+        } else {
+            self.place(i, &once, now)
+        };
+        if full {
+            self.line.enter(want, i, now);
+        }
+        // Only what waits, or will fail, is tried again.
+        self.flying[i].again = (full || request.failure.is_some()).then_some(once);
         decision
     }
 
-    /// Chooses workers, not those that were tried for this request if there are others.
-    /// `shown`: whose legs the decision tells.
-    fn place(
-        &mut self,
-        i: usize,
-        (ask, routing): (&Ask, &Routing),
-        shown: Option<(&Envelope, &Incoming)>,
-        now: Instant,
-    ) -> Decision {
+    /// Those whose turn it is try for a room, until nobody of them finds one.
+    fn let_in(&mut self, now: Instant, decisions: &mut [Option<Decision>]) {
+        let served = |world: &mut World<'_>, i: &usize| {
+            let again = world.flying[*i].again.take()?;
+            let (decision, _) = world.place(*i, &again, now);
+            world.flying[*i].again = Some(again);
+            world.flying[*i].legs.iter().any(Option::is_some).then_some((*i, decision))
+        };
+        while let Some((i, mut decision)) = self.line.next().iter().find_map(|i| served(self, i)) {
+            decision.waited = self.line.leave(i).map(|since| now.since(since));
+            decisions[i] = Some(decision);
+        }
+    }
+
+    /// Its client has left: it waits no more.
+    fn leave(&mut self, i: usize, now: Instant, decisions: &mut [Option<Decision>]) {
+        if let (Some(since), Some(decision)) = (self.line.leave(i), decisions[i].as_mut()) {
+            decision.waited = Some(now.since(since));
+        }
+    }
+
+    /// Those who waited for long enough before this moment are told that there is no room.
+    fn lose_patience(&mut self, now: Option<Instant>, decisions: &mut [Option<Decision>]) {
+        while let Some((i, at)) = self.line.over(now) {
+            self.leave(i, at, decisions);
+            self.let_in(at, decisions);
+        }
+    }
+
+    /// Chooses workers, not those that were tried for this request if there are others. True: it could be served, but
+    /// for windows that are full.
+    fn place(&mut self, i: usize, once: &Once, now: Instant) -> (Decision, bool) {
+        let Once { ask, body, routing, shows } = once;
         let flight = &mut self.flying[i];
         let look = Look { routing: Some(routing), ..Look::new(&self.fleet, ask, now) };
         let look = Look { receipt: Receipt::on().into(), ..look.after(&flight.tried) };
         let mut dice = self.dice.split();
         let placement = self.strategies.of(routing).place(&look, &mut dice);
         let receipt = look.into_receipt();
+        let full = matches!(placement, Err(Miss::Full(_)));
         let decision = match placement {
             Ok(placement) => {
                 let mut decision = Decision::placed(&placement, receipt);
-                if let Some((body, request)) = shown {
+                if *shows {
+                    let request = &self.requests[i];
                     let around =
                         Around { house: &self.house, fleet: &self.fleet, strategies: &self.strategies, now };
                     match paper::legs((ask, body), &mut dice, &placement, request, &around) {
                         Ok(told) => decision = decision.carried(told),
-                        Err(fault) => return decision.but(&fault).under(&self.knobs, routing),
+                        Err(fault) => return (decision.but(&fault).under(&self.knobs, routing), full),
                     }
                 }
                 flight.board(placement.into_legs());
@@ -292,7 +353,7 @@ impl World<'_> {
             }
             Err(Miss::Nobody(fault) | Miss::Full(fault)) => Decision::fault(&fault, receipt),
         };
-        decision.under(&self.knobs, routing)
+        (decision.under(&self.knobs, routing), full)
     }
 
     /// Another decode for what the prefill has computed.
@@ -323,14 +384,16 @@ impl World<'_> {
     /// A worker has failed the request: everything that it holds goes back, and what was expected of its prefill is
     /// not. Gives what another try comes to, if there is one.
     fn fail(&mut self, failure: Failure, i: usize, now: Instant) -> Option<Decision> {
-        let mut legs = std::mem::take(&mut self.flying[i].legs);
+        let legs = &mut self.flying[i].legs;
+        // One that has no such leg, or none any more, does not fail.
         let blamed = legs[usize::from(!failure.of_prefill)].take()?;
+        let legs = std::mem::take(legs);
         blamed.seat.pulse.record(Verdict::Bad, &self.breaker, now);
         drop((blamed, legs));
         let again = self.flying[i].again.take()?;
         let decision = match failure.retried? {
-            Retried::Pair => self.place(i, (&again.0, &again.1), None, now),
-            Retried::Decode => self.replace(i, (&again.0, &again.1), now),
+            Retried::Pair => self.place(i, &Once { shows: false, ..again }, now).0,
+            Retried::Decode => self.replace(i, (&again.ask, &again.routing), now),
         };
         Some(decision)
     }
@@ -341,14 +404,16 @@ impl World<'_> {
         let body = Envelope::parse(request.body.clone(), &limits);
         let body = body.map_err(|e| malformed(&e, max_bytes as u64))?;
         let mut ask = Ask::read(request.api, &body)?;
+        ask.prompt.measure_by(&self.measure);
         ask.prompt_tokens = request.prompt_tokens;
         Ok((ask, body))
     }
 
     /// All that happens until then to requests that are carried out.
-    fn advance(&mut self, until: Instant) {
+    fn advance(&mut self, until: Instant, decisions: &mut [Option<Decision>]) {
         while let Some(&(at, k)) = self.due.first().filter(|(at, _)| *at <= until) {
             self.due.pop_first();
+            self.lose_patience(Some(at), decisions);
             self.last = at;
             self.sweep(at);
             let around =
@@ -357,6 +422,7 @@ impl World<'_> {
                 paper.turn(&around);
                 self.due.extend(paper.due(&around).map(|at| (at, k)));
             }
+            self.let_in(at, decisions);
         }
     }
 

@@ -39,6 +39,7 @@ mod stopping;
 mod strategies;
 mod support;
 mod tokenize;
+mod told;
 mod trtllm;
 mod watchdog;
 mod windows;

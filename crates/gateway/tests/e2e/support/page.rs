@@ -35,6 +35,16 @@ impl Page {
         left.map(|(name, labels, value)| format!("{name}{{{labels}}} {value}")).collect()
     }
 
+    /// Every sample of these families that is not zero, by its name and labels.
+    pub fn samples(&self, names: &[&str]) -> std::collections::BTreeMap<String, f64> {
+        let some = self.0.iter().filter(|(name, _, value)| names.contains(&name.as_str()) && *value != 0.0);
+        some.map(|(name, labels, value)| {
+            let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+            (format!("{name}{labels}"), *value)
+        })
+        .collect()
+    }
+
     /// What became of hand-offs, such as `consumed 3, released 1`.
     pub fn fates(&self) -> String {
         let name = "baton_handoffs_ended_total";

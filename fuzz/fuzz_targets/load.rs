@@ -30,9 +30,16 @@ fn check(said: &Reading) {
         said.prompt_tokens,
         said.answer_tokens,
         said.requests,
+        said.queue.mean_s(),
+        said.prefill_s(),
+        said.decode_s(),
+        said.utilization,
+        said.busy,
+        said.busy_seconds,
     ];
     assert!(numbers.iter().flatten().all(|n| n.is_finite() && *n >= 0.0), "{said:?}");
-    assert!([said.kv_usage, said.host_kv_usage].iter().flatten().all(|share| *share <= 1.0), "{said:?}");
+    let shares = [said.kv_usage, said.host_kv_usage, said.utilization, said.busy];
+    assert!(shares.iter().flatten().all(|share| *share <= 1.0), "{said:?}");
     let gauges = Gauges::default();
     gauges.show(said);
     assert_eq!(gauges.kv_usage.get(), said.kv_usage);

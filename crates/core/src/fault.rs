@@ -10,6 +10,7 @@ mod message;
 use std::borrow::Cow;
 
 use crate::breaker::Verdict;
+use crate::place::cascade::words::UnknownStrategy;
 use crate::time::Duration;
 use crate::watchdog::Silence;
 
@@ -119,9 +120,7 @@ pub enum Fault {
         detail: String,
     },
     /// A strategy of AIBrix's was asked for by a name that none has.
-    UnknownStrategy {
-        name: String,
-    },
+    UnknownStrategy(UnknownStrategy),
     /// The client's `external-filter` is no label selector.
     BadFilter {
         reason: String,
@@ -317,7 +316,7 @@ impl Fault {
             Fault::Draining => "draining",
             Fault::NoWorker { .. } => "no_available_workers",
             Fault::NoPair { .. } => "no_compatible_pd_pair",
-            Fault::UnknownStrategy { .. } => "incorrect_routing_strategy",
+            Fault::UnknownStrategy(_) => "incorrect_routing_strategy",
             Fault::BadFilter { .. } => "invalid_external_filter",
             Fault::FilteredOut { .. } => "external_filter_selects_nobody",
             Fault::Unroutable { .. } => "service_unavailable",
@@ -362,7 +361,7 @@ impl Fault {
             | Fault::MoriioFanout
             | Fault::MoriioRequestId
             | Fault::ZeroTokens
-            | Fault::UnknownStrategy { .. }
+            | Fault::UnknownStrategy(_)
             | Fault::BadFilter { .. }
             | Fault::BodyBroken => 400,
             Fault::Unauthorized { .. } => 401,
@@ -399,7 +398,7 @@ impl Fault {
             | Fault::Broken { leg: LegName::Prefill, .. }
             | Fault::Deadline { leg: LegName::Prefill, .. }
             | Fault::MoriioHandoff { .. } => "x-error-pd-prefill",
-            Fault::UnknownStrategy { .. } | Fault::BadFilter { .. } | Fault::Unroutable { .. } => {
+            Fault::UnknownStrategy(_) | Fault::BadFilter { .. } | Fault::Unroutable { .. } => {
                 "x-error-routing"
             }
             Fault::InvalidJson { .. } | Fault::RepeatedMember { .. } => "x-error-request-body-processing",

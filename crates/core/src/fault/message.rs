@@ -41,7 +41,7 @@ impl Fault {
             | Fault::NotServed { .. }
             | Fault::ModelNotFound { .. }
             | Fault::ZeroTokens
-            | Fault::UnknownStrategy { .. }
+            | Fault::UnknownStrategy(_)
             | Fault::BadFilter { .. }
             | Fault::ClientGone => self.of_the_request(),
         }
@@ -80,9 +80,9 @@ impl Fault {
                  /v1/messages/count_tokens."
                     .to_owned()
             }
-            Fault::UnknownStrategy { name } => {
+            Fault::UnknownStrategy(unknown) => {
                 let known: Vec<&str> = Way::ALL.into_iter().map(Way::as_str).collect();
-                format!("incorrect routing strategy {name}. Served are: {}.", known.join(", "))
+                format!("{unknown}. Served are: {}.", known.join(", "))
             }
             Fault::BadFilter { reason } => format!(
                 "filter pods by label selector failed: {reason}. Send external-filter as a Kubernetes label \

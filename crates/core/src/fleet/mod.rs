@@ -46,6 +46,8 @@ pub struct Pulse {
     load: Arc<Load>,
     /// Microseconds; when the worker was last asked what a restart of it changes. 0: never.
     told: AtomicU64,
+    /// Microseconds; when a decision first asked for how long it has been there, in this life. 0: none has.
+    seen: AtomicU64,
     breaker: Mutex<Breaker>,
 }
 
@@ -118,6 +120,14 @@ impl Pulse {
     /// What the worker remembered of prompts is gone, as far as anybody knows.
     pub fn reborn(&self) {
         self.load.life.fetch_add(1, Ordering::AcqRel);
+        self.seen.store(0, Ordering::Release);
+    }
+
+    /// Since when decisions have had it among their candidates, in this life; from now on if none had.
+    pub fn seen_since(&self, now: Instant) -> Instant {
+        let first = now.as_micros().max(1);
+        let seen = self.seen.compare_exchange(0, first, Ordering::AcqRel, Ordering::Acquire);
+        Instant::from_micros(seen.map_or_else(|seen| seen, |_| first))
     }
 
     /// Changes whenever the worker may have lost its memory.

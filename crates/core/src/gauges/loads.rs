@@ -19,6 +19,7 @@ pub(super) struct Load {
     pub kv_usage: Option<f64>,
     #[serde(rename = "gen_throughput")]
     pub throughput: Option<f64>,
+    pub utilization: Option<f64>,
     #[serde(default)]
     disaggregation: Option<Queues>,
     /// The old form: all requests, waiting or not.

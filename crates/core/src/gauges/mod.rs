@@ -66,6 +66,16 @@ pub struct Gauges {
     /// Mean tokens of a request since the engine started: of its prompt, and of its answer.
     pub prompt_mean: Gauge,
     pub answer_mean: Gauge,
+    /// Mean seconds of a request since the engine started: until it is computed, computing its prompt, and answering.
+    pub queue_mean_s: Gauge,
+    pub prefill_mean_s: Gauge,
+    pub decode_mean_s: Gauge,
+    /// How much of what it can do it does, 0 to 1, in its own words.
+    pub utilization: Gauge,
+    /// Share of the time in which its GPU computes, 0 to 1.
+    pub busy: Gauge,
+    /// Tokens that it generates in a second while it has anything to do. Outlives [`Gauges::forget`]: speed is no load.
+    pub pace: Gauge,
     /// Requests that had been placed on the worker when it was asked.
     placed: AtomicU64,
 }
@@ -111,11 +121,34 @@ impl Gauges {
         self.prefill_time_count.set(said.prefill_time_count);
         self.prompt_mean.set(said.mean(said.prompt_tokens));
         self.answer_mean.set(said.mean(said.answer_tokens));
+        self.queue_mean_s.set(said.queue.mean_s());
+        self.prefill_mean_s.set(said.prefill_s());
+        self.decode_mean_s.set(said.decode_s());
+        self.utilization.set(said.utilization);
+        self.busy.set(said.busy);
     }
 
     /// Nothing is known of what the worker itself would say.
     pub fn forget(&self) {
         self.show(&Reading::default());
+    }
+}
+
+/// Times of requests, since the engine started: all of them in seconds, and how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timed {
+    pub sum_s: Option<f64>,
+    pub count: Option<f64>,
+}
+
+impl Timed {
+    pub fn mean_s(self) -> Option<f64> {
+        let count = self.count.filter(|n| *n > 0.0)?;
+        Some(self.sum_s? / count).filter(|mean| mean.is_finite())
+    }
+
+    fn or(self, other: Timed) -> Timed {
+        Timed { sum_s: self.sum_s.or(other.sum_s), count: self.count.or(other.count) }
     }
 }
 
@@ -135,6 +168,15 @@ pub struct Reading {
     pub prompt_tokens: Option<f64>,
     pub answer_tokens: Option<f64>,
     pub requests: Option<f64>,
+    /// Waiting for its turn, decoding, until its first token, and all of it.
+    pub queue: Timed,
+    pub decode: Timed,
+    pub first_token: Timed,
+    pub answered: Timed,
+    pub utilization: Option<f64>,
+    pub busy: Option<f64>,
+    /// A counter: seconds in which the GPU computed.
+    pub busy_seconds: Option<f64>,
 }
 
 impl Reading {
@@ -158,7 +200,28 @@ impl Reading {
             prompt_tokens: self.prompt_tokens.or(other.prompt_tokens),
             answer_tokens: self.answer_tokens.or(other.answer_tokens),
             requests: self.requests.or(other.requests),
+            queue: self.queue.or(other.queue),
+            decode: self.decode.or(other.decode),
+            first_token: self.first_token.or(other.first_token),
+            answered: self.answered.or(other.answered),
+            utilization: self.utilization.or(other.utilization),
+            busy: self.busy.or(other.busy),
+            busy_seconds: self.busy_seconds.or(other.busy_seconds),
         }
+    }
+
+    /// Mean seconds of a prefill. Where they are not told: what is left of the time to the first token without that in
+    /// the queue.
+    pub fn prefill_s(&self) -> Option<f64> {
+        let told = Timed { sum_s: self.prefill_time_sum_s, count: self.prefill_time_count }.mean_s();
+        let queued = self.queue.mean_s().unwrap_or_default();
+        told.or_else(|| self.first_token.mean_s().map(|first| (first - queued).max(0.0)))
+    }
+
+    /// Mean seconds from the first token to the last.
+    pub fn decode_s(&self) -> Option<f64> {
+        let rest = || Some((self.answered.mean_s()? - self.first_token.mean_s()?).max(0.0));
+        self.decode.mean_s().or_else(rest)
     }
 
     fn mean(&self, tokens: Option<f64>) -> Option<f64> {

@@ -11,7 +11,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Reading, usable};
+use super::{Reading, Timed, usable};
 
 /// Longest line that is looked at, in bytes. Metrics that are read here have a few short labels.
 pub const LINE_MAX_BYTES: usize = 4096;
@@ -33,6 +33,17 @@ enum What {
     PrefillCount,
     PromptTokens,
     AnswerTokens,
+    QueueSum,
+    QueueCount,
+    DecodeSum,
+    DecodeCount,
+    FirstTokenSum,
+    FirstTokenCount,
+    AnsweredSum,
+    AnsweredCount,
+    Utilization,
+    Busy,
+    BusySeconds,
     Requests,
 }
 
@@ -40,9 +51,14 @@ enum What {
 const KINDS: usize = What::Requests as usize + 1;
 
 /// Names without the sample's suffix, in the order of their bytes.
-const FAMILIES: [(&str, What); 26] = [
+const FAMILIES: [(&str, What); 56] = [
+    ("engine_utilization", What::Utilization),
+    ("gpu_busy_time_ratio", What::Busy),
+    ("sglang:e2e_request_latency_seconds_count", What::AnsweredCount),
+    ("sglang:e2e_request_latency_seconds_sum", What::AnsweredSum),
     ("sglang:gen_throughput", What::Throughput),
     ("sglang:generation_tokens_total", What::AnswerTokens),
+    ("sglang:gpu_execution_seconds_total", What::BusySeconds),
     ("sglang:num_decode_prealloc_queue_reqs", What::DecodePrealloc),
     ("sglang:num_prefill_bootstrap_queue_reqs", What::PrefillPrealloc),
     ("sglang:num_prefill_prealloc_queue_reqs", What::PrefillPrealloc),
@@ -50,13 +66,32 @@ const FAMILIES: [(&str, What); 26] = [
     ("sglang:num_requests_total", What::Requests),
     ("sglang:num_running_reqs", What::Running),
     ("sglang:prompt_tokens_total", What::PromptTokens),
+    ("sglang:queue_time_seconds_count", What::QueueCount),
+    ("sglang:queue_time_seconds_sum", What::QueueSum),
+    ("sglang:time_to_first_token_seconds_count", What::FirstTokenCount),
+    ("sglang:time_to_first_token_seconds_sum", What::FirstTokenSum),
     ("sglang:token_usage", What::KvUsage),
+    ("sglang:utilization", What::Utilization),
+    ("trtllm_e2e_request_latency_seconds_count", What::AnsweredCount),
+    ("trtllm_e2e_request_latency_seconds_sum", What::AnsweredSum),
+    ("trtllm_generation_tokens_total", What::AnswerTokens),
     ("trtllm_kv_cache_utilization", What::KvUsage),
     ("trtllm_num_requests_running", What::Running),
     ("trtllm_num_requests_waiting", What::Waiting),
+    ("trtllm_prompt_tokens_total", What::PromptTokens),
+    ("trtllm_request_decode_time_seconds_count", What::DecodeCount),
+    ("trtllm_request_decode_time_seconds_sum", What::DecodeSum),
+    ("trtllm_request_prefill_time_seconds_count", What::PrefillCount),
+    ("trtllm_request_prefill_time_seconds_sum", What::PrefillSum),
+    ("trtllm_request_queue_time_seconds_count", What::QueueCount),
+    ("trtllm_request_queue_time_seconds_sum", What::QueueSum),
     ("trtllm_request_success_total", What::Requests),
+    ("trtllm_time_to_first_token_seconds_count", What::FirstTokenCount),
+    ("trtllm_time_to_first_token_seconds_sum", What::FirstTokenSum),
     ("vllm:avg_generation_throughput_toks_per_s", What::Throughput),
     ("vllm:cpu_cache_usage_perc", What::HostKvUsage),
+    ("vllm:e2e_request_latency_seconds_count", What::AnsweredCount),
+    ("vllm:e2e_request_latency_seconds_sum", What::AnsweredSum),
     ("vllm:generation_tokens", What::AnswerTokens),
     ("vllm:generation_tokens_total", What::AnswerTokens),
     ("vllm:gpu_cache_usage_perc", What::KvUsage),
@@ -64,9 +99,15 @@ const FAMILIES: [(&str, What); 26] = [
     ("vllm:num_requests_running", What::Running),
     ("vllm:num_requests_waiting", What::Waiting),
     ("vllm:prompt_tokens_total", What::PromptTokens),
+    ("vllm:request_decode_time_seconds_count", What::DecodeCount),
+    ("vllm:request_decode_time_seconds_sum", What::DecodeSum),
     ("vllm:request_prefill_time_seconds_count", What::PrefillCount),
     ("vllm:request_prefill_time_seconds_sum", What::PrefillSum),
+    ("vllm:request_queue_time_seconds_count", What::QueueCount),
+    ("vllm:request_queue_time_seconds_sum", What::QueueSum),
     ("vllm:request_success_total", What::Requests),
+    ("vllm:time_to_first_token_seconds_count", What::FirstTokenCount),
+    ("vllm:time_to_first_token_seconds_sum", What::FirstTokenSum),
 ];
 
 impl What {
@@ -77,12 +118,19 @@ impl What {
 
     /// Grows for ever: samples of one rank with different labels are parts of it.
     fn counts(self) -> bool {
-        use What::{AnswerTokens, PrefillCount, PrefillSum, PromptTokens, Requests};
-        matches!(self, PrefillSum | PrefillCount | PromptTokens | AnswerTokens | Requests)
+        !self.is_share()
+            && !matches!(
+                self,
+                What::Running
+                    | What::Waiting
+                    | What::PrefillPrealloc
+                    | What::DecodePrealloc
+                    | What::Throughput
+            )
     }
 
     fn is_share(self) -> bool {
-        matches!(self, What::KvUsage | What::HostKvUsage)
+        matches!(self, What::KvUsage | What::HostKvUsage | What::Utilization | What::Busy)
     }
 }
 
@@ -186,6 +234,13 @@ impl Page {
             prompt_tokens: of(What::PromptTokens),
             answer_tokens: of(What::AnswerTokens),
             requests: of(What::Requests),
+            queue: Timed { sum_s: of(What::QueueSum), count: of(What::QueueCount) },
+            decode: Timed { sum_s: of(What::DecodeSum), count: of(What::DecodeCount) },
+            first_token: Timed { sum_s: of(What::FirstTokenSum), count: of(What::FirstTokenCount) },
+            answered: Timed { sum_s: of(What::AnsweredSum), count: of(What::AnsweredCount) },
+            utilization: of(What::Utilization),
+            busy: of(What::Busy),
+            busy_seconds: of(What::BusySeconds),
         }
     }
 
@@ -210,6 +265,7 @@ impl Page {
             (What::DecodePrealloc, said.decode_prealloc),
             (What::Throughput, said.throughput),
             (What::KvUsage, said.kv_usage),
+            (What::Utilization, said.utilization),
         ] {
             if let Some(value) = value.and_then(usable) {
                 self.add(what, rank, value);
@@ -323,6 +379,41 @@ mod tests {
         assert_eq!((said.prefill_prealloc, said.decode_prealloc), (Some(5.0), Some(6.0)));
         let trt = page("trtllm_kv_cache_utilization 0.75\ntrtllm_num_requests_waiting{a=\"b\"} 7\n");
         assert_eq!((trt.reading(None).kv_usage, trt.reading(None).waiting), (Some(0.75), Some(7.0)));
+    }
+
+    #[test]
+    fn times_of_requests_and_how_busy_an_engine_is() {
+        let vllm = page(
+            "vllm:request_queue_time_seconds_sum{engine=\"0\"} 2\nvllm:request_queue_time_seconds_count 4\n\
+             vllm:request_prefill_time_seconds_sum 8\nvllm:request_prefill_time_seconds_count 4\n\
+             vllm:request_decode_time_seconds_sum 12\nvllm:request_decode_time_seconds_count 4\n\
+             vllm:time_to_first_token_seconds_sum 99\nvllm:time_to_first_token_seconds_count 1\n\
+             gpu_busy_time_ratio 0.25\nengine_utilization 1.5",
+        );
+        let said = vllm.reading(None);
+        assert_eq!(
+            (said.queue.mean_s(), said.prefill_s(), said.decode_s()),
+            (Some(0.5), Some(2.0), Some(3.0))
+        );
+        assert_eq!((said.busy, said.utilization), (Some(0.25), Some(1.0)));
+        // What it does not say follows from the times that it says.
+        let sglang = page(
+            "sglang:queue_time_seconds_sum 2\nsglang:queue_time_seconds_count 4\n\
+             sglang:time_to_first_token_seconds_sum 6\nsglang:time_to_first_token_seconds_count 4\n\
+             sglang:e2e_request_latency_seconds_sum{tp_rank=\"0\"} 20\n\
+             sglang:e2e_request_latency_seconds_count{tp_rank=\"0\"} 4\n\
+             sglang:gpu_execution_seconds_total{category=\"forward_decode\"} 7\n\
+             sglang:gpu_execution_seconds_total{category=\"forward_extend\"} 2",
+        );
+        let said = sglang.reading(None);
+        assert_eq!(
+            (said.queue.mean_s(), said.prefill_s(), said.decode_s()),
+            (Some(0.5), Some(1.0), Some(3.5))
+        );
+        assert_eq!((said.busy_seconds, said.busy), (Some(9.0), None));
+        let trt =
+            page("trtllm_time_to_first_token_seconds_sum 1\ntrtllm_time_to_first_token_seconds_count 0");
+        assert_eq!((trt.reading(None).prefill_s(), trt.reading(None).decode_s()), (None, None));
     }
 
     #[test]

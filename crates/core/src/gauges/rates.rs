@@ -35,6 +35,55 @@ impl Tokens {
     }
 }
 
+/// What was said of the speed so long ago counts for a third (AIBrix).
+const FADES: Duration = Duration::from_secs(10);
+
+/// Tokens in a second while there is anything to generate: throughput, smoothed. One that stands still is not slow, so
+/// that says nothing (AIBrix).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    last: Option<(Instant, f64)>,
+}
+
+impl Pace {
+    /// What it is after the worker has said this.
+    pub fn learn(&mut self, throughput: Option<f64>, now: Instant) -> Option<f64> {
+        if let Some(said) = throughput.filter(|x| x.is_finite() && *x > 0.0) {
+            let before = self.last.map_or(said, |(at, before)| {
+                let past = now.since(at).as_secs_f64() / FADES.as_secs_f64();
+                said + (before - said) * (-past).exp()
+            });
+            self.last = Some((now, before));
+        }
+        self.last.map(|(_, pace)| pace)
+    }
+}
+
+/// Share of the time in which a counter of seconds grew.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Busy {
+    last: Option<(Instant, f64)>,
+    share: Option<f64>,
+}
+
+impl Busy {
+    /// So many seconds by the time at which the page was read.
+    pub fn share(&mut self, seconds: Option<f64>, read: Instant) -> Option<f64> {
+        let seconds = seconds?;
+        match self.last {
+            Some((at, before)) if seconds >= before => {
+                let past = read.since(at);
+                if past >= GAP {
+                    self.share = Some(((seconds - before) / past.as_secs_f64()).min(1.0));
+                    self.last = Some((read, seconds));
+                }
+            }
+            _ => (self.last, self.share) = (Some((read, seconds)), None),
+        }
+        self.share
+    }
+}
+
 /// Snapshots of a counter are at least so far apart (AIBrix).
 const APART: Duration = Duration::from_secs(5);
 /// Snapshots kept, and for how long (AIBrix).
@@ -102,6 +151,30 @@ mod tests {
         let mut none = Reading::default();
         tokens.fill(&mut none, at(7.0));
         assert_eq!(none.throughput, None);
+    }
+
+    #[test]
+    fn a_pace_follows_what_is_said_and_idling_says_nothing() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.learn(Some(0.0), at(0.0)), None);
+        assert_eq!(pace.learn(Some(1000.0), at(1.0)), Some(1000.0));
+        assert_eq!(pace.learn(Some(0.0), at(100.0)), Some(1000.0));
+        assert_eq!(pace.learn(None, at(100.0)), Some(1000.0));
+        let after = pace.learn(Some(2000.0), at(11.0)).unwrap();
+        assert!((after - 2000.0 + 1000.0 / std::f64::consts::E).abs() < 1e-9, "{after}");
+        assert!((pace.learn(Some(2000.0), at(600.0)).unwrap() - 2000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn how_busy_is_how_fast_the_seconds_grow() {
+        let mut busy = Busy::default();
+        assert_eq!(busy.share(None, at(0.0)), None);
+        assert_eq!(busy.share(Some(50.0), at(10.0)), None);
+        assert_eq!(busy.share(Some(54.0), at(20.0)), Some(0.4));
+        assert_eq!(busy.share(Some(54.0), at(20.0)), Some(0.4), "the same page");
+        assert_eq!(busy.share(Some(54.0), at(30.0)), Some(0.0));
+        assert_eq!(busy.share(Some(99.0), at(40.0)), Some(1.0));
+        assert_eq!(busy.share(Some(1.0), at(50.0)), None, "another process");
     }
 
     #[test]

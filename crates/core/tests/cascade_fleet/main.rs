@@ -355,7 +355,7 @@ fn l_who_names_the_strategy() {
             Ok(routing) => routing.ways.unwrap().to_string(),
             Err(fault) => fault.answer().message,
         };
-        assert!(got == due || got.starts_with(&format!("{due}. ")), "{case}: {got}");
+        assert!(got == due || got.starts_with(&format!("{due}: ")), "{case}: {got}");
     }
     let fleet = fleet([pod("p", &[("roleset-name", "rs")], Some(&plain))]);
     let quick = resolve(&fleet, &wishing(ask(40, None), &[(Wish::Profile, "quick")]), &knobs).unwrap();

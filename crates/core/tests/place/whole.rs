@@ -7,7 +7,7 @@ use baton_core::ask::Ask;
 use baton_core::dice::Dice;
 use baton_core::fault::Fault;
 use baton_core::fleet::{Fleet, Role, Seat, Status};
-use baton_core::gauges::Reading;
+use baton_core::gauges::{Reading, Timed};
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::cascade::resolve::Routing;
 use baton_core::place::cascade::words::Ways;
@@ -21,8 +21,17 @@ use proptest::prelude::*;
 use crate::yard::{RESTED, ask, chosen, fleet, pairs, seat, wide};
 
 /// Names and lists under test.
-const ALL: [&str; 10] = [
+const ALL: [&str; 19] = [
     "random",
+    "least-request-top-k",
+    "load-balance",
+    "least-latency",
+    "least-gpu-cache",
+    "least-utilization",
+    "least-busy-time",
+    "vtc-basic",
+    "load-balance:2,least-latency,least-busy-time:3",
+    "vtc-basic,least-request-top-k:2,least-gpu-cache",
     "least-request",
     "power-of-two",
     "least-kv-cache",
@@ -80,6 +89,10 @@ fn kv(fleet: &Fleet, told: &[(f64, f64)]) {
     }
 }
 
+fn timed(mean: f64) -> Timed {
+    Timed { sum_s: Some(3.0 * mean), count: Some(3.0) }
+}
+
 fn loads(fleet: &Fleet) -> Vec<u32> {
     fleet.whole().iter().map(|s| s.load.in_flight()).collect()
 }
@@ -112,14 +125,22 @@ fn a_burst_on_idle_workers_spreads_evenly() {
         "least-request",
         "least-kv-cache",
         "throughput",
+        "load-balance",
+        "least-latency",
+        "least-gpu-cache",
+        "least-utilization",
+        "least-busy-time",
         "least-request,least-kv-cache:3",
         "throughput:5,least-kv-cache:5",
+        "load-balance:3,least-latency:2,least-utilization",
     ] {
         assert_eq!(burst(&whole(4), ways), [64; 4], "{ways}: nothing is known");
         let idle = whole(4);
         kv(&idle, &[(0.0, 0.0); 4]);
         assert_eq!(burst(&idle, ways), [64; 4], "{ways}: all are idle");
     }
+    assert_eq!(burst(&whole(4), "vtc-basic"), [64; 4], "no users");
+    assert!(burst(&whole(4), "least-request-top-k").iter().all(|n| (58..=70).contains(n)));
     assert!(burst(&whole(4), "power-of-two").iter().all(|n| (61..=67).contains(n)));
     assert!(burst(&whole(4), "random").iter().all(|n| (35..=95).contains(n)));
     assert_eq!(burst(&whole(4), "session-affinity"), [64; 4], "no sessions");
@@ -306,8 +327,14 @@ fn build(ones: &[One], order: &[usize]) -> (Fleet, Vec<baton_core::load::Lease>)
                 prompt_tokens: Some(tokens),
                 answer_tokens: Some(tokens / 2.0),
                 requests: Some(3.0),
+                queue: timed(share),
+                first_token: timed(running),
+                answered: timed(2.0 * running),
+                utilization: Some(share),
+                busy: Some(1.0 - share),
                 ..Reading::default()
             });
+            seat.gauges.pace.set(Some(tokens));
         }
         seat
     });
@@ -333,7 +360,8 @@ proptest! {
         let mut turned = straight.clone();
         let mut dice = Dice::new(shuffle);
         (1..turned.len()).for_each(|at| turned.swap(at, dice.below(at + 1)));
-        let asked = wide(Some("m"), rooms);
+        let mut asked = wide(Some("m"), rooms);
+        asked.wishes = wishing(Wish::User, "somebody").wishes;
         let may = |one: &One| {
             one.serves && one.ready && one.window.is_none_or(|w| one.load as u32 + rooms <= w)
         };
@@ -358,7 +386,7 @@ proptest! {
             let skipped = score.skipped.is_some();
             prop_assert!(!skipped || !receipt.decode.tied.contains(&score.worker));
         }
-        let by_chance = ways.contains("random") || ways.contains("power-of-two");
+        let by_chance = ["random", "power-of-two", "vtc-basic", "top-k"].iter().any(|way| ways.contains(way));
         if !by_chance {
             let set = |receipt: &Receipt| {
                 let mut tied = receipt.decode.tied.clone();
@@ -373,7 +401,7 @@ proptest! {
 /// Chance alone: as often each, whatever the order of the workers.
 #[test]
 fn by_chance_each_is_as_likely_wherever_it_stands() {
-    for ways in ["random", "power-of-two", "random,power-of-two"] {
+    for ways in ["random", "power-of-two", "random,power-of-two", "least-request-top-k"] {
         let (fleet, strategy, mut dice) = (whole(4), strategy(), Dice::new(5));
         let mut seen = BTreeMap::<String, u32>::new();
         for _ in 0..4000 {
@@ -381,5 +409,96 @@ fn by_chance_each_is_as_likely_wherever_it_stands() {
             *seen.entry(chosen(&placed)[0].worker.id.clone()).or_default() += 1;
         }
         assert!(seen.values().all(|n| (880..=1120).contains(n)), "{ways}: {seen:?}");
+    }
+}
+
+/// One says that it has no memory left: it is taken only if all say so, and then the one with the most of it.
+#[test]
+fn load_balance_passes_over_those_that_are_full_unless_all_are() {
+    let fleet = whole(3);
+    kv(&fleet, &[(0.95, 1.0), (0.2, 9.0), (0.3, 9.0)]);
+    let _held: Vec<_> =
+        fleet.whole()[1..].iter().flat_map(|s| (0..9).map(|_| s.load.take()).collect::<Vec<_>>()).collect();
+    let (placed, receipt) = decide(&fleet, &strategy(), ("load-balance", &ask(None)), &mut Dice::new(1));
+    assert_eq!(chosen(&placed.unwrap())[0].worker.id, "w1", "9 requests, and the least memory in use");
+    let full = receipt.decode.scores.iter().find(|s| s.worker == "w0").unwrap();
+    assert_eq!(full.skipped.as_deref(), Some("too little KV memory is left"));
+    kv(&fleet, &[(0.99, 1.0), (0.97, 9.0), (0.98, 9.0)]);
+    assert_eq!(one(&fleet, "load-balance", 1), "w1");
+    assert_eq!(
+        one(&fleet, "load-balance,least-request:9", 1),
+        "w0",
+        "in a list it gets nothing from this one"
+    );
+}
+
+/// Twice as fast, twice the requests.
+#[test]
+fn load_balance_gives_each_what_it_can_work_off() {
+    let fleet = whole(3);
+    for (seat, pace) in fleet.whole().iter().zip([4000.0, 2000.0, 2000.0]) {
+        seat.gauges.pace.set(Some(pace));
+    }
+    assert_eq!(burst(&fleet, "load-balance"), [128, 64, 64]);
+}
+
+/// A user who has used much goes to the end of the row, one who has used little to its beginning, as long as the
+/// workers have as many requests.
+#[test]
+fn vtc_basic_keeps_users_who_take_much_apart_from_those_who_take_little() {
+    let (fleet, strategy) = (whole(3), strategy());
+    let by = |user: &str, text: &str, seed: u64| {
+        let mut asked = prompt(text);
+        asked.wishes = wishing(Wish::User, user).wishes;
+        one_with(&fleet, &strategy, ("vtc-basic", &asked), seed)
+    };
+    assert_eq!(by("heavy", &"long ".repeat(4000), 1), "w0", "nobody has used anything yet");
+    assert_eq!(by("light", "hi", 2), "w0");
+    for seed in 0..10 {
+        assert_eq!(by("heavy", "hi", seed), "w2");
+        assert_eq!(by("light", "hi", seed), "w0");
+    }
+}
+
+/// A try that follows another one is the same request.
+#[test]
+fn a_user_pays_once_for_all_tries() {
+    let (fleet, strategy) = (whole(2), strategy());
+    let mut asked = prompt(&"long ".repeat(400));
+    asked.wishes = wishing(Wish::User, "a").wishes;
+    let tokens = |tried: &[u32]| {
+        let routing = routing("vtc-basic");
+        let look = Look { routing: Some(&routing), ..Look::new(&fleet, &asked, RESTED) };
+        let look = Look { receipt: Receipt::on().into(), ..look.after(tried) };
+        drop(strategy.place(&look, &mut Dice::new(1)).unwrap());
+        let score = look.into_receipt().decode.scores.remove(0);
+        score.terms.iter().find(|(name, _)| *name == "user_tokens").unwrap().1
+    };
+    assert_eq!(tokens(&[]), 0.0);
+    let once = tokens(&[0]);
+    assert!(once > 1000.0);
+    assert_eq!(tokens(&[0]), once);
+    assert_eq!(tokens(&[]), once, "only a first try pays");
+    assert_eq!(tokens(&[]), 2.0 * once);
+}
+
+#[test]
+fn names_that_are_not_served_and_slips_are_told_apart() {
+    for (text, said) in [
+        ("prefix-cache-preble", "prefix-cache-preble is not served: its costs are"),
+        ("slo-pack-load", "slo-pack-load is not served: it goes by profiles of GPUs"),
+        ("slo,pd", "slo is not served"),
+        ("least-requests", "nobody knows \"least-requests\"; did you mean least-request?"),
+        ("prefix-cashe:2,random", "nobody knows \"prefix-cashe\"; did you mean prefix-cache?"),
+        ("xyz", "nobody knows \"xyz\""),
+        ("random,", "a name is missing"),
+        ("random:x", "the weight of random is no whole number"),
+        ("random:0", "all its weights are 0"),
+    ] {
+        let told = Ways::parse(text).unwrap_err().to_string();
+        assert!(told.starts_with(&format!("incorrect routing strategy {text}: {said}")), "{told}");
+    }
+    for (text, ways) in [("pd,slo", "pd"), ("slo:0,random", "random"), ("pd,prefix-cache-preble", "pd")] {
+        assert_eq!(Ways::parse(text).unwrap().to_string(), ways, "{text}");
     }
 }

@@ -161,7 +161,7 @@ fn unmet(scenario: &Scenario, report: &Report) -> Vec<String> {
 /// Does any setting come from this variable?
 fn is_read(name: &str) -> bool {
     name == "BATON_CONFIG"
-        || Knobs::VARIABLES.iter().any(|(own, _)| *own == name)
+        || Knobs::variables().any(|own| own == name)
         || settings().any(|setting| setting.environment().iter().any(|own| own == name))
 }
 

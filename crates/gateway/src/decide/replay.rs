@@ -552,5 +552,14 @@ impl Held {
         gauges.drain_rate.set(self.drain_rate);
         gauges.prefill_time_sum_s.set(self.prefill_time_sum_s);
         gauges.prefill_time_count.set(self.prefill_time_count);
+        gauges.host_kv_usage.set(self.host_kv_usage);
+        gauges.pace.set(self.pace.or(self.throughput).filter(|pace| *pace > 0.0));
+        gauges.utilization.set(self.utilization);
+        gauges.busy.set(self.busy);
+        gauges.queue_mean_s.set(self.queue_s);
+        gauges.prefill_mean_s.set(self.prefill_s.or_else(|| gauges.prefill_ms().map(|ms| ms / 1000.0)));
+        gauges.decode_mean_s.set(self.decode_s);
+        gauges.prompt_mean.set(self.prompt_mean);
+        gauges.answer_mean.set(self.answer_mean);
     }
 }

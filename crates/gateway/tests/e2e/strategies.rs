@@ -9,8 +9,16 @@ use serde_json::json;
 
 use crate::support::{Ask, House, PROMPT, Plan, Reply, until};
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 16] = [
     "random",
+    "least-request-top-k",
+    "load-balance",
+    "least-latency",
+    "least-gpu-cache",
+    "least-utilization",
+    "least-busy-time",
+    "vtc-basic",
+    "least-latency:2,load-balance:1",
     "least-request",
     "power-of-two",
     "least-kv-cache",

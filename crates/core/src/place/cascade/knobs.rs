@@ -11,6 +11,7 @@ use super::read;
 use super::words::{Way, Ways};
 use crate::abort::AbortRule;
 use crate::limits::Terms;
+use crate::place::whole::rules::Rules;
 use crate::time::Duration;
 use crate::watchdog::Watchdog;
 
@@ -151,6 +152,8 @@ pub struct Knobs {
     pub stream_idle_timeout: Duration,
     /// The strategy of requests that name none and whose model names none.
     pub routing_algorithm: Option<String>,
+    /// Of the strategies for one worker.
+    pub whole: Rules,
 }
 
 impl Default for Knobs {
@@ -183,6 +186,7 @@ impl Default for Knobs {
             response_timeout: Duration::ZERO,
             stream_idle_timeout: Duration::from_secs(120),
             routing_algorithm: None,
+            whole: Rules::default(),
         }
     }
 }
@@ -250,13 +254,28 @@ impl Knobs {
     /// Reads the environment. One sentence for each value that cannot be used; the default stands there.
     pub fn read(env: &dyn Fn(&str) -> Option<String>) -> (Knobs, Vec<String>) {
         let (mut knobs, mut unused) = (Knobs::default(), Vec::new());
-        for (name, reader) in Knobs::VARIABLES {
+        for name in Knobs::variables() {
             let Some(text) = env(name).filter(|text| !text.is_empty()) else { continue };
-            if reader(&mut knobs, &text).is_none() {
+            if knobs.take(name, &text).is_none() {
                 unused.push(format!("{name}={text:?} cannot be used; the default is"));
             }
         }
         (knobs, unused)
+    }
+
+    /// The names of all variables that are read.
+    pub fn variables() -> impl Iterator<Item = &'static str> {
+        let own = Knobs::VARIABLES.iter().map(|(name, _)| *name);
+        own.chain(Rules::VARIABLES.iter().map(|(name, _)| *name))
+    }
+
+    fn take(&mut self, name: &str, text: &str) -> Option<()> {
+        let own = Knobs::VARIABLES.iter().find(|(own, _)| *own == name);
+        if let Some((_, reader)) = own {
+            return reader(self, text);
+        }
+        let (_, reader) = Rules::VARIABLES.iter().find(|(own, _)| *own == name)?;
+        reader(&mut self.whole, text)
     }
 
     /// What may differ from one request to the next besides its workers.

@@ -127,6 +127,27 @@ const NUMBERS: &[(Slot<f64>, Fit)] = &[
     (Slot { name: "minMatchPct", of: |k| &mut k.min_match_pct }, Fit::UpTo(100.0)),
 ];
 
+/// The same of the strategies for one worker, by the object that they stand in.
+const OF_ONE: &[(&str, Slot<f64>, Fit)] = &[
+    ("loadBalance", Slot { name: "imbalanceFactor", of: |k| &mut k.whole.uneven_factor }, Fit::AboveZero),
+    ("loadBalance", Slot { name: "queuedWeight", of: |k| &mut k.whole.queued_weight }, Fit::UpTo(f64::MAX)),
+    ("loadBalance", Slot { name: "kvPressureAlpha", of: |k| &mut k.whole.kv_alpha }, Fit::UpTo(f64::MAX)),
+    ("loadBalance", Slot { name: "kvCriticalFree", of: |k| &mut k.whole.kv_critical_free }, Fit::UpTo(1.0)),
+    ("vtc", Slot { name: "maxPodLoad", of: |k| &mut k.whole.vtc.max_load }, Fit::AboveZero),
+    ("vtc", Slot { name: "fairnessWeight", of: |k| &mut k.whole.vtc.fairness_weight }, Fit::UpTo(f64::MAX)),
+    (
+        "vtc",
+        Slot { name: "utilizationWeight", of: |k| &mut k.whole.vtc.utilization_weight },
+        Fit::UpTo(f64::MAX),
+    ),
+    ("vtc", Slot { name: "inputTokenWeight", of: |k| &mut k.whole.vtc.input_weight }, Fit::UpTo(f64::MAX)),
+    ("vtc", Slot { name: "outputTokenWeight", of: |k| &mut k.whole.vtc.output_weight }, Fit::UpTo(f64::MAX)),
+];
+
+/// What users have used is remembered once, whatever a profile says.
+const OF_ALL: [&str; 4] =
+    ["tokenTrackerWindowSize", "tokenTrackerTimeUnit", "tokenTrackerMinTokens", "tokenTrackerMaxTokens"];
+
 /// Whole numbers above 0.
 const COUNTS: &[Slot<u64>] = &[
     Slot { name: "prefillLoadImbalanceMinSpread", of: |k| &mut k.prefill_spread },
@@ -208,6 +229,7 @@ impl Profile {
         profile.max_length = int("promptLenBucketMaxLength");
         profile.combined = found.typed(config, "combined", Value::as_bool).unwrap_or_default();
         found.words(config);
+        found.of_one(config);
         if let Some(pd) = found.object(config, "pd") {
             found.numbers(pd);
         }
@@ -275,13 +297,37 @@ impl Found<'_> {
         }
     }
 
+    fn of_one(&mut self, config: &Map<String, Value>) {
+        let balance = self.object(config, "loadBalance");
+        let vtc = self.object(config, "vtc");
+        for (object, slot, fit) in OF_ONE {
+            let object = if *object == "vtc" { vtc } else { balance };
+            if let Some(object) = object {
+                self.number(object, *slot, *fit);
+            }
+        }
+        if let Some(balance) = balance {
+            let gap = Slot { name: "imbalanceMinGap", of: |k| &mut k.whole.uneven_gap };
+            self.one(balance, gap.name, |v| v.as_u64().filter(|n| *n > 0).map(|n| Change::Count(gap, n)));
+        }
+        for key in OF_ALL {
+            if vtc.is_some_and(|vtc| vtc.contains_key(key)) {
+                self.drop(key, "what users have used is remembered once for all profiles");
+            }
+        }
+    }
+
+    fn number(&mut self, object: &Map<String, Value>, slot: Slot<f64>, fit: Fit) {
+        let fits = |x: &f64| match fit {
+            Fit::AboveZero => x.is_finite() && *x > 0.0,
+            Fit::UpTo(most) => (0.0..=most).contains(x),
+        };
+        self.one(object, slot.name, |v| v.as_f64().filter(fits).map(|x| Change::Number(slot, x)));
+    }
+
     fn numbers(&mut self, pd: &Map<String, Value>) {
         for (slot, fit) in NUMBERS {
-            let fits = |x: &f64| match fit {
-                Fit::AboveZero => x.is_finite() && *x > 0.0,
-                Fit::UpTo(most) => (0.0..=*most).contains(x),
-            };
-            self.one(pd, slot.name, |v| v.as_f64().filter(fits).map(|x| Change::Number(*slot, x)));
+            self.number(pd, *slot, *fit);
         }
         for slot in COUNTS {
             self.one(pd, slot.name, |v| v.as_u64().filter(|n| *n > 0).map(|n| Change::Count(*slot, n)));

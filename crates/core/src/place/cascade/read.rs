@@ -5,6 +5,8 @@
 //! Go's words only, so `yes` turns nothing on; a whole number of 0 is no number where only a positive one makes
 //! sense; a number that is not finite is none.
 
+use crate::time::Duration;
+
 /// Go's words for a boolean.
 pub fn switch(text: &str) -> Option<bool> {
     match text {
@@ -35,6 +37,35 @@ pub fn within(text: &str, most: f64) -> Option<f64> {
     text.parse().ok().filter(|x| (0.0..=most).contains(x))
 }
 
+/// Go's way of writing a time: `300s`, `1m30s`, `0.5h`, `0`. None that is negative.
+pub fn duration(text: &str) -> Option<Duration> {
+    const UNITS: [(&str, f64); 8] = [
+        ("ns", 1e-9),
+        ("us", 1e-6),
+        ("µs", 1e-6),
+        ("μs", 1e-6),
+        ("ms", 1e-3),
+        ("s", 1.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+    ];
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut secs = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(end);
+        let next = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(next);
+        let number: f64 = number.parse().ok()?;
+        secs += number * UNITS.into_iter().find(|(name, _)| *name == unit)?.1;
+        rest = tail;
+    }
+    if text.is_empty() { None } else { Duration::try_from_secs_f64(secs).ok() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +83,27 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(switch(text), read, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_written_as_go_writes_them() {
+        for (text, ms) in [
+            ("300s", Some(300_000)),
+            ("1m30s", Some(90_000)),
+            ("0.5h", Some(1_800_000)),
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("+15ms", Some(15)),
+            ("1500us", Some(1)),
+            ("300", None),
+            ("-1s", None),
+            ("1d", None),
+            ("s", None),
+            ("", None),
+            ("1s ", None),
+        ] {
+            assert_eq!(duration(text).map(|d| d.as_millis()), ms, "{text:?}");
         }
     }
 

@@ -105,8 +105,7 @@ pub fn resolve(fleet: &Fleet, ask: &Ask, knobs: &Arc<Knobs>) -> Result<Routing, 
         everywhere: knobs.routing_algorithm.as_deref(),
     };
     if let Some(word) = named.word() {
-        let unknown = |_| Fault::UnknownStrategy { name: word.to_owned() };
-        routing.ways = Some(Ways::parse(word).map_err(unknown)?);
+        routing.ways = Some(Ways::parse(word).map_err(Fault::UnknownStrategy)?);
     }
     if let Some((name, profile)) = found {
         routing.profile = Some(name.to_owned());

@@ -8,8 +8,7 @@ fn secs(time: Duration) -> String {
 }
 
 impl Knobs {
-    /// Every variable that the cascade reads, with the value that means what is set. In the order of
-    /// [`Knobs::VARIABLES`].
+    /// Every variable that is read, with the value that means what is set. In the order of [`Knobs::variables`].
     pub fn shown(&self) -> Vec<(&'static str, String)> {
         let k = self;
         let values = [
@@ -41,7 +40,8 @@ impl Knobs {
             secs(k.stream_idle_timeout),
             k.routing_algorithm.clone().unwrap_or_default(),
         ];
-        Knobs::VARIABLES.iter().map(|(name, _)| *name).zip(values).collect()
+        let own = Knobs::VARIABLES.iter().map(|(name, _)| *name).zip(values);
+        own.chain(k.whole.shown()).collect()
     }
 }
 
@@ -67,8 +67,8 @@ mod tests {
         };
         let (knobs, unused) = Knobs::read(&told);
         assert_eq!(unused, [] as [String; 0]);
-        assert_eq!(knobs.shown().len(), Knobs::VARIABLES.len());
-        for (name, value) in knobs.shown() {
+        assert!(knobs.shown().iter().map(|(name, _)| *name).eq(Knobs::variables()));
+        for (name, value) in knobs.shown().into_iter().take(Knobs::VARIABLES.len()) {
             assert_eq!(Some(value), told(name), "{name}");
         }
     }

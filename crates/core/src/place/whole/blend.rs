@@ -2,7 +2,8 @@
 //!
 //! Each strategy's best worker gets 1 and its worst 0, the others stand between by proportion; one of which it knows
 //! nothing gets 0. The weighted mean of these decides, the highest wins (AIBrix). Among equals the one with the fewest
-//! requests is taken, and among those each is as likely.
+//! requests is taken, and among those each is as likely. Where a strategy has a word on equals of its own, that counts
+//! before their requests.
 
 use smallvec::SmallVec;
 
@@ -21,7 +22,10 @@ pub struct Blended {
     weights: f64,
     /// What each strategy said, for the receipt.
     told: SmallVec<[(Way, Worth); 2]>,
-    over: SmallVec<[bool; 16]>,
+    /// Why one is taken only if there is nobody else.
+    over: SmallVec<[Option<&'static str>; 16]>,
+    /// Of equals, the ones with the least of this. Empty: nobody asks for that.
+    equals: SmallVec<[f64; 16]>,
 }
 
 impl Blended {
@@ -32,7 +36,8 @@ impl Blended {
             sums: SmallVec::from_elem(0.0, n),
             weights: 0.0,
             told: SmallVec::new(),
-            over: SmallVec::from_elem(false, n),
+            over: SmallVec::from_elem(None, n),
+            equals: SmallVec::new(),
         }
     }
 
@@ -55,25 +60,33 @@ impl Blended {
         self.told.push((way, worth));
     }
 
-    /// Those with such a load are taken only if there is nobody else.
-    pub fn pass_over(&mut self, too_much: impl Fn(u32) -> bool) {
-        self.over = self.loads.iter().map(|load| too_much(*load)).collect();
-        if self.over.iter().all(|over| *over) {
-            self.over.iter_mut().for_each(|over| *over = false);
+    /// These are taken only if there is nobody else.
+    pub fn pass_over(&mut self, why: &'static str, too_much: impl Fn(usize) -> bool) {
+        self.over = (0..self.loads.len()).map(|at| too_much(at).then_some(why)).collect();
+        if self.over.iter().all(Option::is_some) {
+            self.over.iter_mut().for_each(|over| *over = None);
         }
+    }
+
+    /// Of equals, the ones with the least of this are taken.
+    pub fn tell_equals_by(&mut self, values: SmallVec<[f64; 16]>) {
+        self.equals = values;
     }
 
     /// The best worker, and all that were as good. `None`: there are none.
     pub fn best(&self, dice: &mut Dice) -> Option<(usize, SmallVec<[usize; 16]>)> {
-        let open = || (0..self.loads.len()).filter(|at| !self.over[*at]);
+        let open = || (0..self.loads.len()).filter(|at| self.over[*at].is_none());
         let most = open().map(|at| self.sums[at]).fold(f64::NEG_INFINITY, f64::max);
-        let good = |at: &usize| self.sums[*at] >= most - EQUAL * self.weights.max(1.0);
+        let best = |at: &usize| self.sums[*at] >= most - EQUAL * self.weights.max(1.0);
+        let equal = |at: usize| self.equals.get(at).copied().unwrap_or_default();
+        let smallest = open().filter(best).map(equal).fold(f64::INFINITY, f64::min);
+        let good = |at: &usize| best(at) && equal(*at) <= smallest;
         let least = open().filter(good).map(|at| self.loads[at]).min()?;
         let tied: SmallVec<[usize; 16]> = open().filter(good).filter(|at| self.loads[*at] == least).collect();
         Some((*tied.get(dice.below(tied.len()))?, tied))
     }
 
-    pub fn passed_over(&self, at: usize) -> bool {
+    pub fn passed_over(&self, at: usize) -> Option<&'static str> {
         self.over[at]
     }
 
@@ -89,7 +102,16 @@ impl Blended {
 
     /// What each strategy said of this worker.
     pub fn terms(&self, at: usize) -> Vec<(&'static str, f64)> {
-        self.told.iter().filter_map(|(way, worth)| Some((way.as_str(), worth.values[at]?))).collect()
+        let of = |(way, worth): &(Way, Worth)| {
+            let value = Some((way.as_str(), worth.values[at]));
+            let parts = worth.parts.iter().map(|(name, values)| (*name, values[at]));
+            value
+                .into_iter()
+                .chain(parts)
+                .filter_map(|(name, value)| Some((name, value?)))
+                .collect::<Vec<_>>()
+        };
+        self.told.iter().flat_map(of).filter(|(_, value)| value.is_finite()).collect()
     }
 }
 
@@ -98,13 +120,13 @@ mod tests {
     use super::*;
 
     fn worth(lowest: bool, values: &[Option<f64>]) -> Worth {
-        Worth { values: values.into(), lowest }
+        Worth { values: values.into(), lowest, parts: Vec::new() }
     }
 
     fn best(loads: &[u32], worths: &[(u32, Worth)]) -> Vec<usize> {
         let mut blended = Blended::new(loads.into());
         for (weight, w) in worths {
-            let w = Worth { values: w.values.clone(), lowest: w.lowest };
+            let w = worth(w.lowest, &w.values);
             blended.add(Way::Throughput, *weight, w);
         }
         blended.best(&mut Dice::new(1)).unwrap().1.to_vec()
@@ -140,14 +162,22 @@ mod tests {
     }
 
     #[test]
+    fn equals_are_told_apart_by_a_strategys_own_word_before_their_requests() {
+        let mut blended = Blended::new([0, 3, 3][..].into());
+        blended.add(Way::LoadBalance, 1, worth(true, &[Some(0.0); 3]));
+        blended.tell_equals_by([0.3, 0.1, 0.1][..].into());
+        assert_eq!(blended.best(&mut Dice::new(1)).unwrap().1.to_vec(), [1, 2]);
+    }
+
+    #[test]
     fn those_with_too_much_are_passed_over_unless_all_have() {
         let mut blended = Blended::new([9, 0][..].into());
         blended.add(Way::Throughput, 1, worth(true, &[Some(1.0), Some(2.0)]));
         assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 0);
-        blended.pass_over(|load| load > 5);
+        blended.pass_over("much", |at| at == 0);
         assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 1);
-        assert!(blended.passed_over(0) && !blended.passed_over(1));
-        blended.pass_over(|_| true);
+        assert_eq!((blended.passed_over(0), blended.passed_over(1)), (Some("much"), None));
+        blended.pass_over("much", |_| true);
         assert_eq!(blended.best(&mut Dice::new(1)).unwrap().0, 0);
         assert_eq!(Blended::new(SmallVec::new()).best(&mut Dice::new(1)), None);
     }

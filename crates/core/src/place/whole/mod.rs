@@ -1,21 +1,26 @@
 //! AIBrix's strategies outside `pd`: one worker that runs both phases serves the whole request.
 //!
-//! `random` takes any. The others score each worker ([`score`]): by its requests in flight, by what it says of its memory
-//! or its requests, by the prompt's beginning that it has been sent, by the session that it serves. `least-request` and
-//! `power-of-two` count requests and nothing else, unlike Baton's own policies, which heed what workers say once they
-//! are asked. A list of strategies with weights adds up what each makes of a worker,
-//! brought to a common scale ([`blend`]).
+//! `random` takes any, `least-request-top-k` any of the idlest ([`few`]). The others score each worker ([`score`]): by its
+//! requests in flight, by what it says of itself ([`said`]), by both ([`balance`]), by the prompt's beginning that it has
+//! been sent, by the session that it serves, by what the user has used ([`fair`]). `least-request` and `power-of-two`
+//! count requests and nothing else, unlike Baton's own policies, which heed what workers say once they are asked. A list
+//! of strategies with weights adds up what each makes of a worker, brought to a common scale ([`blend`]).
 //!
 //! What workers say is as old as the last look at them, and a burst comes in between two looks. So what was placed
 //! since counts as much as what runs there does, on the average; a worker that has more than its share of the requests
 //! in flight is passed over by scores that do not count requests; and among equals the one with the fewest is taken.
 //! AIBrix sends a burst to one worker until the next look.
 
+mod balance;
 mod blend;
+pub mod fair;
+mod few;
+pub mod rules;
+mod said;
 mod score;
 pub mod session;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
@@ -33,8 +38,9 @@ use crate::fleet::{Fleet, Seat};
 use crate::kv::KvIndex;
 use crate::prefix::Memory;
 use crate::prompt::Prompt;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use blend::Blended;
+use fair::{Usage, Users};
 
 /// How often a choice is made anew because another request took the place first. Past it the place is taken whatever
 /// the load, if the window has room.
@@ -48,6 +54,8 @@ pub struct Whole {
     events: Option<Arc<KvIndex>>,
     tuning: Tuning,
     turns: Turns,
+    /// What users have used lately.
+    users: Mutex<Users>,
     /// Of a request that comes without a routing of its own.
     plain: Routing,
 }
@@ -60,6 +68,10 @@ struct Sight<'a> {
     prompt: Option<Holders<'a>>,
     /// The worker that the session belongs to: its slot.
     home: Option<u32>,
+    /// What the user has used, if there is one and somebody asks.
+    usage: Option<Usage>,
+    /// Somebody will read what scores are made of.
+    explain: bool,
     /// Whose turn it is to be the first of two.
     turn: usize,
 }
@@ -72,6 +84,7 @@ impl Whole {
             events: None,
             tuning: tuning.clone(),
             turns: Turns::default(),
+            users: Mutex::default(),
             plain: Routing::plain(knobs),
         }
     }
@@ -101,7 +114,23 @@ impl Whole {
             let mut choose = |seats| self.among(seats, routing, look, (dice, &mut *receipt));
             choose(fresh).or_else(|| choose(well.clone()))
         });
+        if taken.is_some() {
+            self.bill(look, routing);
+        }
         taken.map(|worker| Placement::Whole { worker }).ok_or_else(|| miss(look, &well))
+    }
+
+    /// What the request takes counts for its user from now on, once for all its tries.
+    fn bill(&self, look: &Look<'_>, routing: &Routing) {
+        let Some(user) = user(look, routing).filter(|_| look.tried.is_empty()) else { return };
+        let tokens = fair::cost(look.ask.prompt.said_bytes(), &routing.knobs.whole.vtc);
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.spend(user, tokens, self.window(), look.now);
+    }
+
+    /// One window for all requests, whatever their profiles say: what users have used is remembered once.
+    fn window(&self) -> Duration {
+        self.plain.knobs.whole.vtc.window()
     }
 
     /// This worker has the whole prompt.
@@ -123,12 +152,15 @@ impl Whole {
         let rooms = look.rooms();
         seats.retain(|s| s.has_room(rooms));
         let ways = routing.ways.as_ref();
-        let sight = self.see((look, routing), &seats, dice);
+        let sight = self.see((look, routing), &seats, dice, receipt.is_on());
         loop {
-            let chance = ways.is_none_or(|ways| ways.is_only(Way::Random));
-            let mut taken = match chance {
-                true => by_chance(&mut seats, rooms, (&mut *dice, &mut *receipt)),
-                false => self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt)),
+            let only = |way: Way| ways.is_some_and(|ways| ways.is_only(way));
+            let mut taken = if ways.is_none() || only(Way::Random) {
+                by_chance(&mut seats, rooms, (&mut *dice, &mut *receipt))
+            } else if only(Way::LeastRequestTopK) {
+                of_few(&mut seats, &sight, (&mut *dice, &mut *receipt))
+            } else {
+                self.scored(&mut seats, ways, &sight, (&mut *dice, &mut *receipt))
             }?;
             if taken.seat.pulse.enter(look.now) {
                 // Remembered where it went by whichever strategy: other requests may look for it.
@@ -146,9 +178,10 @@ impl Whole {
         (look, routing): (&'a Look<'a>, &'a Routing),
         seats: &[&Arc<Seat>],
         dice: &mut Dice,
+        explain: bool,
     ) -> Sight<'a> {
         let asks = |way: Way| routing.ways.as_ref().is_some_and(|ways| ways.has(way));
-        if asks(Way::LeastKvCache) || asks(Way::Throughput) {
+        if routing.ways.as_ref().is_some_and(Ways::heed_reports) {
             look.fleet.want_gauges();
         }
         let prompt = asks(Way::PrefixCache).then(|| {
@@ -161,7 +194,12 @@ impl Whole {
             true => self.turns.next(turns::mark(1, seats.first(), seats.len()), || dice.below(usize::MAX)),
             false => 0,
         };
-        Sight { look, knobs: &routing.knobs, prompt, home: home.map(|seat| seat.slot), turn }
+        let usage = user(look, routing).map(|user| {
+            let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+            users.usage(user, &routing.knobs.whole.vtc, self.window(), look.now)
+        });
+        let home = home.map(|seat| seat.slot);
+        Sight { look, knobs: &routing.knobs, prompt, home, usage, explain, turn }
     }
 
     /// Chooses by scores and takes rooms in one step: only if the load is still what the choice was made on.
@@ -203,18 +241,57 @@ impl Whole {
     ) -> Blended {
         let loads: SmallVec<[u32; 16]> = seats.iter().map(|s| s.load.in_flight()).collect();
         let gate = affinity::gate(loads.iter().copied(), &self.tuning);
-        let counted = |way: Way| !matches!(way, Way::LeastKvCache | Way::Throughput);
-        let gated = ways.is_some_and(|ways| !ways.iter().any(|(way, _)| counted(way)));
+        let gated = ways.is_some_and(|ways| ways.iter().all(|(way, _)| way.looks_past_requests()));
         let mut blended = Blended::new(loads);
         for (way, weight) in ways.into_iter().flat_map(Ways::iter) {
             let worth = score::each(way, seats, &blended.loads, sight, dice);
             blended.add(way, weight, worth);
         }
         if gated {
-            blended.pass_over(|load| f64::from(load) > gate);
+            let loads = blended.loads.clone();
+            blended.pass_over("more than its share of requests", |at| f64::from(loads[at]) > gate);
+        }
+        if ways.is_some_and(|ways| ways.is_only(Way::LoadBalance)) {
+            let balance = balance::of(seats, &blended.loads, &sight.knobs.whole, false);
+            blended.pass_over("too little KV memory is left", |at| balance.full[at]);
+            blended.tell_equals_by(balance.memory);
         }
         blended
     }
+}
+
+/// Whose request it is, if a strategy asks for that.
+fn user(look: &Look<'_>, routing: &Routing) -> Option<u64> {
+    let asks = routing.ways.as_ref().is_some_and(|ways| ways.has(Way::VtcBasic));
+    look.ask.wishes.as_deref().filter(|_| asks)?.user
+}
+
+/// Any of the few with the fewest requests; if others took all their rooms, of the rest.
+fn of_few(
+    seats: &mut Seats<'_>,
+    sight: &Sight<'_>,
+    (dice, receipt): (&mut Dice, &mut Receipt),
+) -> Option<Taken> {
+    let rooms = sight.look.rooms();
+    while !seats.is_empty() {
+        let loads: SmallVec<[u32; 16]> = seats.iter().map(|s| s.load.in_flight()).collect();
+        let few = few::of(seats, &loads, &sight.knobs.whole, sight.look.now, dice);
+        if receipt.is_on() {
+            receipt.again();
+            receipt.decode.scores = few.told(seats, &loads);
+        }
+        let of = |eligible: bool| -> Seats<'_> {
+            let own = seats.iter().zip(&few.eligible).filter(|(_, own)| **own == eligible);
+            own.map(|(seat, _)| *seat).collect()
+        };
+        let (mut eligible, rest) = (of(true), of(false));
+        if let Some(taken) = by_chance(&mut eligible, rooms, (&mut *dice, &mut *receipt)) {
+            return Some(taken);
+        }
+        *seats = rest;
+        seats.retain(|s| s.has_room(rooms));
+    }
+    None
 }
 
 /// Any of these that has room.
@@ -244,7 +321,7 @@ fn note(receipt: &mut Receipt, seats: &[&Arc<Seat>], blended: &Blended, tied: &[
             worker: name(at),
             score: blended.cost(at),
             terms: blended.terms(at),
-            skipped: blended.passed_over(at).then_some("more than its share of requests".into()),
+            skipped: blended.passed_over(at).map(Into::into),
         })
         .collect();
 }

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::super::cascade::score::limit;
 use super::super::cascade::words::Way;
-use super::Sight;
+use super::rules::Rules;
+use super::{Sight, balance, fair, few, said};
 use crate::dice::Dice;
 use crate::fleet::Seat;
 
@@ -18,28 +19,43 @@ pub struct Worth {
     pub values: Values,
     /// The lowest is the best, or the highest.
     pub lowest: bool,
+    /// What the values are made of, for a receipt that somebody reads.
+    pub parts: Vec<(&'static str, Values)>,
 }
 
-/// `prefix-cache` heeds prompts among the idlest alone when the busiest has more than this many times the mean and one,
-/// and this many requests more than the idlest (AIBrix).
-const UNEVEN_FACTOR: f64 = 2.0;
-const UNEVEN_GAP: u32 = 8;
+impl Worth {
+    fn lowest(values: Values) -> Worth {
+        Worth { values, lowest: true, parts: Vec::new() }
+    }
+
+    fn highest(values: Values) -> Worth {
+        Worth { values, lowest: false, parts: Vec::new() }
+    }
+}
 
 /// Each of these workers by one strategy. `loads` are their requests in flight.
 pub fn each(way: Way, seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>, dice: &mut Dice) -> Worth {
-    let lowest = |values| Worth { values, lowest: true };
-    let highest = |values| Worth { values, lowest: false };
+    let (rules, explain) = (&sight.knobs.whole, sight.explain);
     match way {
-        Way::LeastRequest => lowest(loads.iter().map(|load| Some(f64::from(*load))).collect()),
-        Way::PowerOfTwo => lowest(of_two(loads, sight.turn, dice)),
-        Way::LeastKvCache => lowest(memory(seats, loads)),
-        Way::Throughput => lowest(seats.iter().map(|seat| tokens(seat)).collect()),
-        Way::PrefixCache => highest(matched(seats, loads, sight)),
+        Way::LeastRequest => Worth::lowest(loads.iter().map(|load| Some(f64::from(*load))).collect()),
+        Way::LeastRequestTopK => {
+            Worth::lowest(few::of(seats, loads, rules, sight.look.now, dice).values(rules, dice))
+        }
+        Way::PowerOfTwo => Worth::lowest(of_two(loads, sight.turn, dice)),
+        Way::LoadBalance => balance::of(seats, loads, rules, explain).worth,
+        Way::LeastLatency => said::latency(seats, loads, explain),
+        Way::LeastKvCache => Worth::lowest(said::memory(seats, loads, true)),
+        Way::LeastGpuCache => Worth::lowest(said::memory(seats, loads, false)),
+        Way::LeastUtilization => Worth::lowest(said::utilization(seats, loads)),
+        Way::LeastBusyTime => Worth::lowest(said::busy(seats, loads)),
+        Way::Throughput => Worth::lowest(seats.iter().map(|seat| said::tokens(seat)).collect()),
+        Way::PrefixCache => Worth::highest(matched(seats, loads, sight)),
         Way::SessionAffinity => {
             let own = |seat: &&Arc<Seat>| Some(f64::from(u8::from(sight.home == Some(seat.slot))));
-            highest(seats.iter().map(own).collect())
+            Worth::highest(seats.iter().map(own).collect())
         }
-        Way::Random | Way::Pd => highest(seats.iter().map(|_| Some(dice.fraction())).collect()),
+        Way::VtcBasic => fair::row(seats, loads, (sight.usage, &rules.vtc), dice, explain),
+        Way::Random | Way::Pd => Worth::highest(seats.iter().map(|_| Some(dice.fraction())).collect()),
     }
 }
 
@@ -53,37 +69,12 @@ fn of_two(loads: &[u32], turn: usize, dice: &mut Dice) -> Values {
     loads.iter().enumerate().map(|(at, load)| drawn(at, *load).then_some(f64::from(*load))).collect()
 }
 
-/// Share of KV memory in use, on the device and on the host, as of now: what was placed since the worker was asked
-/// takes as much as what ran then did, on the average over all workers.
-fn memory(seats: &[&Arc<Seat>], loads: &[u32]) -> Values {
-    let told = |seat: &Arc<Seat>| {
-        let device = seat.gauges.kv_usage.get()?;
-        Some(device + seat.gauges.host_kv_usage.get().unwrap_or_default())
-    };
-    let (mut used, mut running) = (0.0, 0.0);
-    for seat in seats {
-        if let Some((share, n)) = told(seat).zip(seat.gauges.running.get()).filter(|(_, n)| *n > 0.0) {
-            used += share;
-            running += n;
-        }
-    }
-    let each = if running > 0.0 { used / running } else { 0.0 };
-    let since =
-        |seat: &Arc<Seat>, load: u32| seat.gauges.placed_since(&seat.load).min(u64::from(load)) as f64;
-    seats.iter().zip(loads).map(|(seat, load)| Some(told(seat)? + each * since(seat, *load))).collect()
-}
-
-/// Tokens of a request there, on the average; those of the prompt count twice (AIBrix).
-fn tokens(seat: &Seat) -> Option<f64> {
-    Some(2.0 * seat.gauges.prompt_mean.get()? + seat.gauges.answer_mean.get()?)
-}
-
 /// How much of the prompt each has, in whole percent; nothing of one that has far more requests than the others.
 fn matched(seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>) -> Values {
     let Some(held) = &sight.prompt else { return Values::from_elem(Some(0.0), seats.len()) };
     let most = limit(loads, sight.knobs.deviations);
     let idlest = loads.iter().copied().min().unwrap_or_default();
-    let uneven = uneven(loads);
+    let uneven = uneven(loads, &sight.knobs.whole);
     let counts = |load: u32| f64::from(load) <= most && (!uneven || load == idlest);
     let each = |(seat, load): (&&Arc<Seat>, &u32)| {
         let percent = if counts(*load) { held.percent(seat) } else { 0 };
@@ -92,10 +83,11 @@ fn matched(seats: &[&Arc<Seat>], loads: &[u32], sight: &Sight<'_>) -> Values {
     seats.iter().zip(loads).map(each).collect()
 }
 
-fn uneven(loads: &[u32]) -> bool {
+/// `prefix-cache` heeds prompts among the idlest alone when the busiest has far more (AIBrix).
+fn uneven(loads: &[u32], rules: &Rules) -> bool {
     let (Some(most), Some(least)) = (loads.iter().max(), loads.iter().min()) else { return false };
     let mean = loads.iter().map(|load| f64::from(*load)).sum::<f64>() / loads.len() as f64;
-    f64::from(*most) > UNEVEN_FACTOR * (mean + 1.0) && most - least >= UNEVEN_GAP
+    f64::from(*most) > rules.uneven_factor * (mean + 1.0) && u64::from(most - least) >= rules.uneven_gap
 }
 
 #[cfg(test)]
@@ -112,7 +104,7 @@ mod tests {
             (&[0], false),
             (&[], false),
         ] {
-            assert_eq!(uneven(loads), expected, "{loads:?}");
+            assert_eq!(uneven(loads, &Rules::default()), expected, "{loads:?}");
         }
     }
 

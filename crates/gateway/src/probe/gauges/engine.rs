@@ -8,7 +8,7 @@ use baton_core::dice::Dice;
 use baton_core::fleet::{Engine as Kind, Seat, Status};
 use baton_core::gauges::loads;
 use baton_core::gauges::page::Page;
-use baton_core::gauges::rates::{Drain, Tokens};
+use baton_core::gauges::rates::{Busy, Drain, Pace, Tokens};
 use baton_core::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
@@ -68,6 +68,8 @@ struct Rank {
     placed: u64,
     tokens: Tokens,
     drain: Drain,
+    pace: Pace,
+    busy: Busy,
 }
 
 pub(super) struct Engine {
@@ -84,6 +86,8 @@ pub(super) struct Engine {
     heard: Option<Instant>,
     /// What the long page said when it was last asked for.
     slow: Option<Page>,
+    /// And when that was.
+    slow_at: Instant,
 }
 
 impl Engine {
@@ -104,6 +108,7 @@ impl Engine {
             failed: 0,
             heard: None,
             slow: None,
+            slow_at: Instant::ZERO,
         }
     }
 
@@ -140,6 +145,8 @@ impl Engine {
             let life = seat.pulse.life();
             if rank.life != life {
                 (rank.life, rank.tokens) = (life, Tokens::default());
+                (rank.pace, rank.busy) = (Pace::default(), Busy::default());
+                seat.gauges.pace.set(None);
                 (self.at, self.failed, self.slow) = (0, 0, None);
                 seat.gauges.forget();
             }
@@ -168,6 +175,7 @@ impl Engine {
                 Some(long) => self.read(first, *long).await?,
                 None => None,
             };
+            self.slow_at = self.registry.clock().now();
         }
         self.rounds = self.rounds.wrapping_add(1);
         Ok(page)
@@ -202,11 +210,14 @@ impl Engine {
         for seat in seats.iter() {
             let rank = seat.worker.dp_rank;
             let mut said = page.reading(rank);
+            let read = if said.busy_seconds.is_some() { now } else { self.slow_at };
             if let Some(slow) = &self.slow {
                 said = said.or(&slow.reading(rank));
             }
             if let Some(known) = self.ranks.get_mut(&seat.slot) {
                 known.tokens.fill(&mut said, now);
+                said.busy = said.busy.or(known.busy.share(said.busy_seconds, read));
+                seat.gauges.pace.set(known.pace.learn(said.throughput, now));
                 seat.gauges.asked_after(known.placed);
             }
             seat.gauges.ours.set(Some(f64::from(seat.load.in_flight())));

@@ -74,8 +74,8 @@ async fn each_name_serves_and_says_which_pod_did() {
     }
     let picks = |policy: &str| format!("policy=\"{policy}\"");
     let page = house.page().await;
-    for policy in ["random", "least-kv-cache", "session-affinity", "list"] {
-        assert_eq!(page.sum("smg_worker_selection_total", &[&picks(policy)]), 4.0, "{policy}");
+    for (policy, due) in [("random", 4.0), ("vtc-basic", 4.0), ("session-affinity", 4.0), ("list", 8.0)] {
+        assert_eq!(page.sum("smg_worker_selection_total", &[&picks(policy)]), due, "{policy}");
     }
     let own = ask(0).served(house.address).await;
     assert_eq!((own.header("routing-strategy"), own.header("request-id")), ("", ""));

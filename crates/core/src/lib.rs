@@ -9,6 +9,7 @@ pub mod admission;
 pub mod ask;
 pub mod body;
 pub mod breaker;
+pub mod chat;
 pub mod dice;
 pub mod exchange;
 pub mod fan;

@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::ask::Api;
 use crate::body::{Envelope, scalar};
+use crate::chat;
 use crate::size::{Measure, Size, Unknown};
 use crate::tokenize::{self, Question};
 
@@ -55,6 +56,8 @@ pub struct Prompt {
     measure: Option<Arc<Measure>>,
     size: OnceLock<Size>,
     ids: OnceLock<Result<Arc<[u32]>, Unknown>>,
+    /// A conversation of another API as chat messages.
+    chat: OnceLock<Option<Result<Envelope, Unknown>>>,
     /// What an engine said when it was asked, or why it said nothing.
     told: Option<Result<Arc<[u32]>, Unknown>>,
     /// What policies look at instead of the body, as the client wants it.
@@ -106,6 +109,7 @@ impl Prompt {
             measure: None,
             size: OnceLock::new(),
             ids: OnceLock::new(),
+            chat: OnceLock::new(),
             told: None,
             stand_in: None,
         }
@@ -128,7 +132,10 @@ impl Prompt {
     /// # Errors
     /// Why it is not asked.
     pub fn question(&self) -> Result<Question, Unknown> {
-        tokenize::question(self.api, &self.body)
+        match self.conversation() {
+            Some(chat) => tokenize::question(Api::Chat, chat?),
+            None => tokenize::question(self.api, &self.body),
+        }
     }
 
     /// An engine was asked, and these are its tokens; or why it did not say.
@@ -170,14 +177,28 @@ impl Prompt {
 
     /// How many tokens the chat template made of it, if that was asked for.
     pub(crate) fn templated(&self) -> Option<usize> {
-        let by_template = self.api == Api::Chat && !matches!(self.told, Some(Ok(_)));
-        let made = self.ids.get().filter(|_| by_template)?;
+        let made = self.ids.get().filter(|_| !matches!(self.told, Some(Ok(_))))?;
+        self.conversation()?.ok()?;
         made.as_ref().ok().map(|ids| ids.len())
     }
 
-    /// The body of a conversation that engines put a chat template around.
-    pub(crate) fn conversation(&self) -> Option<&Envelope> {
-        (self.api == Api::Chat).then_some(&self.body)
+    /// The body of a conversation that engines put a chat template around, as the chat API has it; or why it is not
+    /// known what they make of it. Worked out when it is first asked for.
+    pub(crate) fn conversation(&self) -> Option<Result<&Envelope, Unknown>> {
+        if self.api == Api::Chat {
+            return Some(Ok(&self.body));
+        }
+        let made = self.chat.get_or_init(|| chat::of(self.api, &self.body));
+        made.as_ref().map(|made| made.as_ref().map_err(Clone::clone))
+    }
+
+    /// Which way to the messages it has: that may be right where another one is not.
+    pub(crate) fn way(&self) -> usize {
+        match self.api {
+            Api::Messages => 1,
+            Api::Responses => 2,
+            _ => 0,
+        }
     }
 
     /// The model that it is for, as the client wrote it.

@@ -142,19 +142,29 @@ impl Doubt {
     }
 }
 
+/// A doubt for each way in which a prompt comes to be messages ([`Prompt::way`]).
+#[derive(Debug, Default)]
+struct Doubts([Doubt; 3]);
+
+impl Doubts {
+    fn about(&self, prompt: &Prompt) -> &Doubt {
+        &self.0[prompt.way()]
+    }
+}
+
 /// A tokenizer, and the model that it is of; without a name, every model that has none of its own.
 #[derive(Debug)]
 struct Own {
     model: Option<String>,
     tokenizer: Arc<dyn Tokenizer>,
-    doubt: Doubt,
+    doubts: Doubts,
 }
 
 /// A model whose prompts its engines are asked about; without a name, every model of which nothing else is said.
 #[derive(Debug)]
 struct Asks {
     model: Option<String>,
-    doubt: Doubt,
+    doubts: Doubts,
 }
 
 /// All that is known of how models count.
@@ -172,14 +182,14 @@ static DEFAULT: LazyLock<Measure> = LazyLock::new(Measure::default);
 
 impl Measure {
     pub fn new(tokenizers: Vec<(Option<String>, Arc<dyn Tokenizer>)>) -> Measure {
-        let own = |(model, tokenizer)| Own { model, tokenizer, doubt: Doubt::default() };
+        let own = |(model, tokenizer)| Own { model, tokenizer, doubts: Doubts::default() };
         Measure { tokenizers: tokenizers.into_iter().map(own).collect(), ..Measure::default() }
     }
 
     /// Engines of these models are asked what they make of a prompt; `None` stands for every model that has no
     /// tokenizer of its own.
     pub fn asking(self, models: impl IntoIterator<Item = Option<String>>) -> Measure {
-        let asks = models.into_iter().map(|model| Asks { model, doubt: Doubt::default() }).collect();
+        let asks = models.into_iter().map(|model| Asks { model, doubts: Doubts::default() }).collect();
         Measure { asks, ..self }
     }
 
@@ -189,7 +199,7 @@ impl Measure {
             return false;
         }
         let asks = self.asks_of(prompt.model().as_deref());
-        asks.is_some_and(|asks| asks.doubt.passes())
+        asks.is_some_and(|asks| asks.doubts.about(prompt).passes())
     }
 
     fn asks_of(&self, model: Option<&str>) -> Option<&Asks> {
@@ -221,10 +231,10 @@ impl Measure {
         let cached = usage.cached_tokens.filter(|_| prompt.leaves_out_cached()).unwrap_or(0);
         let counted = usage.prompt_tokens.saturating_add(cached);
         if let (Some(made), Some(own)) = (prompt.templated(), self.own(Some(&model))) {
-            own.doubt.counted(made as u64 == counted);
+            own.doubts.about(prompt).counted(made as u64 == counted);
         }
         if let (Some(Ok(told)), Some(asks)) = (prompt.told(), self.asks_of(Some(&model))) {
-            asks.doubt.counted(told.len() as u64 == counted);
+            asks.doubts.about(prompt).counted(told.len() as u64 == counted);
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if self.ratios.reports(&model) >= KNOWN && !turn.is_multiple_of(SAMPLE) {
@@ -271,8 +281,8 @@ impl Measure {
         };
         let own = || self.own(prompt.model().as_deref()).ok_or_else(none);
         if let Some(body) = prompt.conversation() {
-            let own = own()?;
-            if !own.doubt.passes() {
+            let (body, own) = (body?, own()?);
+            if !own.doubts.about(prompt).passes() {
                 return Err("engines count other prompts than the chat template makes".into());
             }
             return own.tokenizer.chat(body).map(Arc::from);

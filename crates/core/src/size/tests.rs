@@ -125,15 +125,43 @@ fn tokens_are_known_for_certain_or_not_at_all() {
         (Api::Chat, r#"{"model":"m","messages":[],"tools":[]}"#, "no tools"),
         (Api::Chat, r#"{"model":"n","messages":[]}"#, "the model's tokenizer is not at hand"),
         (
-            Api::Messages,
+            Api::CountTokens,
             r#"{"model":"m","messages":[]}"#,
             "what engines make of this API's prompts is not known",
+        ),
+        (
+            Api::Messages,
+            r#"{"model":"m","messages":[],"tools":[{"type":"bash"}]}"#,
+            "tools is not as engines know it",
+        ),
+        (
+            Api::Responses,
+            r#"{"model":"m","input":"a","previous_response_id":"b"}"#,
+            "the request has previous_response_id",
         ),
     ] {
         let prompt = prompt(api, body, &measure);
         assert_eq!((prompt.unknown(), prompt.ids()), (None, Err(Unknown::from(why))));
         assert_eq!(prompt.unknown().as_deref(), Some(why));
     }
+}
+
+/// Doubt about one API's way to the messages is none about another's.
+#[test]
+fn conversations_of_other_apis_are_known_until_engines_count_others() {
+    let measure = Arc::new(Measure::new(vec![(None, Arc::new(Letters))]));
+    let served = |api, counted: u64| {
+        let body = r#"{"model":"m","messages":[{"role":"user","content":"a"}],"input":"a"}"#;
+        let prompt = prompt(api, body, &measure);
+        let known = prompt.ids().is_ok();
+        let usage = Usage { prompt_tokens: counted, cached_tokens: Some(2), ..Usage::default() };
+        measure.learn(&prompt, &usage);
+        known
+    };
+    // Anthropic's count leaves out what was cached.
+    assert!((0..100).all(|_| served(Api::Messages, 1) && served(Api::Responses, 3)));
+    assert!((0..1000).filter(|_| served(Api::Responses, 4)).count() < 25);
+    assert!((0..100).all(|_| served(Api::Messages, 1) && served(Api::Chat, 3)));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //! text that a template does not join itself, a clock, a client's own template. What is rendered is compared with
 //! the engines' counts (`core::size`), because an engine may have been started with another template.
 
+mod python;
+
 use std::borrow::Cow;
 use std::io;
 use std::path::Path;
@@ -16,10 +18,8 @@ use baton_core::body::Envelope;
 use baton_core::body::scalar;
 use baton_core::size::{EXACT_BYTES, Unknown};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter};
 
 /// Steps of one rendering, of which each is some 64 bytes at most.
 const FUEL: u64 = 1_000_000;
@@ -93,7 +93,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |said: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, said))
         });
-        environment.add_filter("tojson", tojson);
+        python::teach(&mut environment);
         environment.add_template_owned(NAME, source.clone())?;
         let token = |name: &'static str| {
             let said = &config[name];
@@ -327,46 +327,8 @@ impl io::Write for Page {
     }
 }
 
-/// JSON as Python writes it, which is what engines' templates have.
-fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _same: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-    let mut json = Vec::new();
-    match indent {
-        Some(indent) => {
-            let blanks = vec![b' '; indent.min(16)];
-            let pretty = PrettyFormatter::with_indent(&blanks);
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut json, pretty))
-                .map_err(failed)?;
-        }
-        None => {
-            value
-                .serialize(&mut serde_json::Serializer::with_formatter(&mut json, Spaced))
-                .map_err(failed)?;
-        }
-    }
-    String::from_utf8(json).map_err(|_| Error::new(ErrorKind::BadSerialization, "no UTF-8"))
-}
-
-/// A blank behind each comma and colon.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { to.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { to.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        to.write_all(b": ")
-    }
-}
+#[cfg(test)]
+mod styles;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use baton_core::ask::Api;
 use baton_core::fleet::{Role, Seat};
 use baton_core::kv::{Trouble, Trust};
 use baton_core::zmtp;
@@ -12,7 +14,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::support::{Ask, House, Plan, until};
+use crate::support::{Ask, House, Plan, Reply, until};
 
 /// Warm-up sends requests elsewhere on purpose.
 const ARGS: &str = "--policy cache_aware --worker-warmup-secs 0";
@@ -143,7 +145,9 @@ impl ModelDirectory {
         });
         let template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}\n{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{{ '\\n' }}{% endif %}";
-        let path = std::env::temp_dir().join(format!("baton-e2e-model-{}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("baton-e2e-model-{}-{made}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         std::fs::write(path.join("tokenizer.json"), tokenizer.to_string()).unwrap();
         std::fs::write(path.join("chat_template.jinja"), template).unwrap();
@@ -193,6 +197,67 @@ async fn conversations_are_known_by_the_chat_template() {
     assert_eq!(page.sum("baton_kv_choices_total", &["known=\"whole\""]), 4.0);
     assert_eq!(page.sum("baton_kv_choices_total", &["known=\"none\""]), 1.0);
     house.close().await;
+}
+
+/// The same conversation as `/v1/messages` and `/v1/responses` have it.
+fn elsewhere(api: Api, messages: &serde_json::Value) -> serde_json::Value {
+    let (system, rest) = messages.as_array().unwrap().split_first().unwrap();
+    // Anthropic's system prompt may have several parts, which engines put together without anything between.
+    let text = system["content"].as_str().unwrap();
+    let (one, two) = text.split_at(text.len() / 2);
+    let parts =
+        [one, two].map(|text| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}));
+    let item = |message: &serde_json::Value| {
+        let kind = if message["role"] == "assistant" { "output_text" } else { "input_text" };
+        json!({"type": "message", "role": message["role"], "content": [{"type": kind, "text": message["content"]}]})
+    };
+    let block = |message: &serde_json::Value| json!({"role": message["role"], "content": [{"type": "text", "text": message["content"]}]});
+    match api {
+        Api::Messages => {
+            json!({"model": "sim", "max_tokens": 3, "system": parts, "messages": rest.iter().map(block).collect::<Vec<_>>()})
+        }
+        _ => {
+            let input: Vec<_> = rest.iter().map(item).collect();
+            json!({"model": "sim", "max_output_tokens": 3, "instructions": text, "input": input, "store": false})
+        }
+    }
+}
+
+/// By the chat template, and by what the engines say themselves. The gateway saw none of the first turns.
+#[tokio::test]
+async fn conversations_of_other_apis_are_known_as_what_engines_make_of_them() {
+    let turn = |role: &str, what: &str| json!({"role": role, "content": what.repeat(300)});
+    let first = [turn("system", "one two "), turn("system", "six ten ")]
+        .map(|system| json!([system, turn("user", "why ")]));
+    let second = first
+        .clone()
+        .map(|first| json!([first[0], first[1], turn("assistant", "go on "), turn("user", "yes ")]));
+    let texts: Vec<String> = first.iter().chain(&second).map(baton_sim::text::chat_text).collect();
+    let directory = ModelDirectory::new(&texts);
+    for tokenizer in [directory.0.to_str().unwrap(), "engine"] {
+        let fleet = FleetSpec::whole(Dialect::Vllm, 2).with(|spec| spec.kv_events = Some(Form::Map));
+        let plan = Plan::new(fleet).args(&format!("{ARGS} {EXPLAINED}")).arg("--tokenizer-path", tokenizer);
+        let house = plan.open().await;
+        for at in [1, 0] {
+            let ask = Ask::chat("", 3).with(json!({"messages": first[at]})).of(PromptId::of_chat(&first[at]));
+            ask.served(house.engine(at).addr()).await;
+            heard(&house, at, Trust::Whole, baton_sim::text::tokenize(&texts[at]).len() / 16).await;
+        }
+        for api in [Api::Messages, Api::Responses] {
+            for at in [1, 0, 0, 1] {
+                let body = elsewhere(api, &second[at]);
+                let explain = [("x-baton-explain", "1")];
+                let reply = Reply::post_with(house.address, api.path(), &explain, &body).await;
+                assert_eq!(reply.status, 200, "{}", reply.text());
+                assert_eq!(reply.header("x-smg-routed-worker-id"), house.url(at), "{api:?} {tokenizer}");
+                let said = reply.header("x-baton-explain");
+                assert!(said.contains(" % by events (whole, last "), "{api:?}: {said}");
+            }
+        }
+        let page = house.page().await;
+        assert_eq!(page.sum("baton_kv_choices_total", &["known=\"whole\""]), 8.0);
+        house.close().await;
+    }
 }
 
 #[tokio::test]

@@ -50,7 +50,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub(super) fn of<'s>(
+    pub(crate) fn of<'s>(
         seats: impl Iterator<Item = (&'s Arc<Seat>, Option<u32>)>,
         kinds: &mut Kinds,
     ) -> Bench {

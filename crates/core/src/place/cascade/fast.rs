@@ -21,13 +21,14 @@ pub struct Most {
 }
 
 impl Most {
-    pub fn of(sights: &[Sight]) -> Most {
-        let most = |of: fn(&Sight) -> f64| sights.iter().map(of).fold(1.0, f64::max);
-        Most {
-            requests: most(|s| f64::from(s.count)),
-            throughput: most(|s| s.throughput.unwrap_or_default()),
-            free_pct: most(Sight::free_pct),
+    pub fn of<'s>(sights: impl IntoIterator<Item = &'s Sight>) -> Most {
+        let mut most = Most { requests: 1.0, throughput: 1.0, free_pct: 1.0 };
+        for sight in sights {
+            most.requests = most.requests.max(f64::from(sight.count));
+            most.throughput = most.throughput.max(sight.throughput.unwrap_or_default());
+            most.free_pct = most.free_pct.max(sight.free_pct());
         }
+        most
     }
 }
 
@@ -47,72 +48,74 @@ impl Check {
             Check::Drain => "drain rate ratio",
         }
     }
+
+    /// What it compares, of one that has it.
+    fn value(self, sight: &Sight) -> Option<f64> {
+        match self {
+            // A worker that was just started has nothing yet and would draw everything.
+            Check::Requests => sight.observed.then_some(f64::from(sight.count)),
+            Check::Throughput => sight.throughput,
+            // Seconds that it takes to finish what it has.
+            Check::Drain => {
+                let drain = sight.drain.filter(|drain| *drain > 0.0)?;
+                Some(f64::from(sight.count) / drain.max(DRAIN_MIN))
+            }
+        }
+    }
 }
 
 /// The smallest time that a drain rate stands for: below it a worker counts as draining that fast.
 const DRAIN_MIN: f64 = 0.1;
 
 /// Step 2. The first check that finds the decodes uneven, and those that are best by it.
-pub fn decode(sights: &[Sight], knobs: &Knobs) -> Option<(Check, Vec<usize>)> {
+pub fn decode<'s>(
+    sights: impl IntoIterator<Item = &'s Sight> + Clone,
+    knobs: &Knobs,
+) -> Option<(Check, Vec<usize>)> {
     if knobs.decode_score == DecodeScore::TokenLoad {
         return None;
     }
-    // A worker that was just started has nothing yet and would draw everything.
-    let counts = values(sights, requests);
-    if counts.spread() >= knobs.decode_spread {
-        return Some((Check::Requests, counts.smallest()));
+    for check in [Check::Requests, Check::Throughput, Check::Drain] {
+        let Values { least, most, lacking } = Values::of(sights.clone(), check);
+        let uneven = match check {
+            Check::Requests => most - least >= knobs.decode_spread,
+            Check::Throughput => most - least > knobs.throughput_spread,
+            Check::Drain => lacking == 0 && least > 0.0 && most / least > knobs.score_ratio,
+        };
+        if uneven {
+            let all = sights.into_iter().enumerate();
+            let best = all.filter(|(_, s)| check.value(s) == Some(least)).map(|(i, _)| i);
+            return Some((check, best.collect()));
+        }
     }
-    let throughputs = values(sights, |s| s.throughput);
-    if throughputs.spread() > knobs.throughput_spread {
-        return Some((Check::Throughput, throughputs.smallest()));
-    }
-    let seconds = values(sights, seconds);
-    let (least, most) = (seconds.least(), seconds.most());
-    let uneven = seconds.0.len() == sights.len() && least > 0.0 && most / least > knobs.score_ratio;
-    uneven.then(|| (Check::Drain, seconds.smallest()))
+    None
 }
 
 /// The least and the most of what a check compares, among those that have it.
-pub fn extremes(sights: &[Sight], check: Check) -> (f64, f64) {
-    let values = match check {
-        Check::Requests => values(sights, requests),
-        Check::Throughput => values(sights, |s| s.throughput),
-        Check::Drain => values(sights, seconds),
-    };
-    (values.least(), values.most())
+pub fn extremes<'s>(sights: impl IntoIterator<Item = &'s Sight>, check: Check) -> (f64, f64) {
+    let values = Values::of(sights, check);
+    (values.least, values.most)
 }
 
-fn requests(s: &Sight) -> Option<f64> {
-    s.observed.then_some(f64::from(s.count))
-}
-
-/// Seconds that it takes to finish what it has.
-fn seconds(s: &Sight) -> Option<f64> {
-    s.drain.filter(|d| *d > 0.0).map(|drain| f64::from(s.count) / drain.max(DRAIN_MIN))
-}
-
-/// One measure of those that have it.
-struct Values(Vec<(usize, f64)>);
-
-fn values(sights: &[Sight], of: impl Fn(&Sight) -> Option<f64>) -> Values {
-    Values(sights.iter().enumerate().filter_map(|(i, s)| of(s).map(|x| (i, x))).collect())
+/// What is known of one measure.
+struct Values {
+    least: f64,
+    most: f64,
+    /// How many do not have it.
+    lacking: usize,
 }
 
 impl Values {
-    fn least(&self) -> f64 {
-        self.0.iter().map(|(_, x)| *x).fold(f64::INFINITY, f64::min)
-    }
-
-    fn most(&self) -> f64 {
-        self.0.iter().map(|(_, x)| *x).fold(f64::NEG_INFINITY, f64::max)
-    }
-
-    fn spread(&self) -> f64 {
-        self.most() - self.least()
-    }
-
-    fn smallest(&self) -> Vec<usize> {
-        let least = self.least();
-        self.0.iter().filter(|(_, x)| *x == least).map(|(i, _)| *i).collect()
+    fn of<'s>(sights: impl IntoIterator<Item = &'s Sight>, check: Check) -> Values {
+        let mut values = Values { least: f64::INFINITY, most: f64::NEG_INFINITY, lacking: 0 };
+        for sight in sights {
+            match check.value(sight) {
+                Some(x) => {
+                    (values.least, values.most) = (values.least.min(x), values.most.max(x));
+                }
+                None => values.lacking += 1,
+            }
+        }
+        values
     }
 }

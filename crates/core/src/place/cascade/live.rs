@@ -13,7 +13,7 @@ use super::books::Open;
 use super::knobs::{DecodeScore, Knobs, PrefillScore};
 use super::ledger::{Charge, prompt_tokens};
 use super::pick::{self, Picked, Pool, Terms};
-use super::pool::{Nobody, Sorted, Wanted, sort};
+use super::pool::{Leg, Legs, Nobody, Sorted, Wanted, sort};
 use super::resolve::Routing;
 use super::sessions::Turn;
 use super::sight::{Candidate, Sight};
@@ -21,7 +21,7 @@ use super::yard::{Part, Pod, Yard};
 use super::{Cascade, tokens};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
-use crate::fleet::Seat;
+use crate::fleet::{Seat, Serving};
 use crate::load::Lease;
 use crate::place::holders::Holders;
 use crate::place::receipt::{Charged, Receipt};
@@ -37,6 +37,7 @@ pub struct Decision<'a> {
     look: &'a Look<'a>,
     routing: &'a Routing,
     yard: &'a Yard,
+    serving: Serving,
     /// Prompt tokens, as buckets count them.
     tokens: u64,
     bytes: u64,
@@ -53,7 +54,8 @@ pub struct Decision<'a> {
 /// A pair of which one leg is taken and the other chosen.
 struct Half {
     prefill: Taken,
-    /// Index of the pod.
+    /// Indices of the pods.
+    chosen: usize,
     decode: usize,
 }
 
@@ -64,7 +66,20 @@ impl<'a> Decision<'a> {
         let bytes = if by_bytes { look.ask.prompt.said_bytes() } else { 0 };
         let tokens = if routing.knobs.bucketing { tokens(look.ask) } else { 0 };
         let (yard, out) = (look.fleet.yard(), SmallVec::new());
-        Decision { cascade, look, routing, yard, tokens, bytes, prompt, band: None, advised: None, out }
+        let serving = yard.serving(look.ask.model.as_deref());
+        Decision {
+            cascade,
+            look,
+            routing,
+            yard,
+            serving,
+            tokens,
+            bytes,
+            prompt,
+            band: None,
+            advised: None,
+            out,
+        }
     }
 
     fn knobs(&self) -> &'a Knobs {
@@ -121,16 +136,23 @@ impl<'a> Decision<'a> {
 
     /// Workers that serve the model and are well; of those that decode, those with room if that is asked for.
     fn ready(&self, room: bool) -> SmallVec<[usize; 64]> {
-        let fits = |pod: &Pod| {
-            let seat = &pod.seat;
-            let open = pod.part == Part::Prefill || seat.has_room(self.look.rooms());
-            self.look.fits(seat) && (open || !room) && !self.out.contains(&seat.slot)
+        let (bench, parts, rooms) = (self.yard.bench(), self.yard.parts(), self.look.rooms());
+        let fits = |at: usize| {
+            let row = bench.row(at);
+            let open = !room || parts[at] == Part::Prefill || row.has_room(rooms);
+            self.serving.has(row)
+                && open
+                && bench.available(at, self.look.now)
+                && self.look.lets_slot(row.slot)
+                && !self.out.contains(&row.slot)
         };
-        (0..self.yard.pods.len()).filter(|at| fits(&self.yard.pods[*at])).collect()
+        let mut ready = SmallVec::with_capacity(bench.len());
+        (0..bench.len()).filter(|at| fits(*at)).for_each(|at| ready.push(at));
+        ready
     }
 
     /// Asks the plan of step 2b, once.
-    fn advise(&mut self, sorted: &Sorted<'_>, receipt: &mut Receipt) {
+    fn advise(&mut self, sorted: &Sorted, receipt: &mut Receipt) {
         let serves = self.knobs().bucketing && self.knobs().bucket_serve;
         if !serves || sorted.only_combined || self.tokens == 0 {
             return;
@@ -157,7 +179,7 @@ impl<'a> Decision<'a> {
     /// One choice. `None`: the load has changed before the place was taken, or a breaker let another request through.
     fn attempt(
         &mut self,
-        sorted: Sorted<'_>,
+        sorted: Sorted,
         whatever: bool,
         dice: &mut Dice,
         receipt: &mut Receipt,
@@ -165,16 +187,18 @@ impl<'a> Decision<'a> {
         let charges =
             self.knobs().prefill_score.charges() || self.knobs().decode_score == DecodeScore::TokenLoad;
         let mut open = charges.then(|| self.cascade.books.open());
-        let mut pool = sorted.pool;
-        for list in [&mut pool.prefill, &mut pool.decode, &mut pool.combined] {
-            list.iter_mut().for_each(|c| c.sight = self.see(c, open.as_deref()));
-        }
+        let see = |legs: &Legs| legs.iter().map(|leg| self.see(*leg, &sorted, open.as_deref())).collect();
+        let mut pool = Pool {
+            prefill: see(&sorted.prefill),
+            decode: see(&sorted.decode),
+            combined: see(&sorted.combined),
+        };
         let terms = Terms { knobs: self.knobs(), bytes: self.bytes, band: self.band };
         let picked = if sorted.only_combined {
             receipt.step("bucket", true, || "no pair takes a prompt of this length".to_owned());
             pick::idlest(&pool.combined, true, dice, receipt).map(Picked::Combined)
         } else {
-            pick::pick(pool.clone(), &terms, dice, receipt)
+            pick::pick_of_sorted(&mut pool, &terms, dice, receipt)
         };
         Ok(match picked.ok_or(Nobody::AllSkipped)? {
             Picked::Combined(at) => {
@@ -187,11 +211,11 @@ impl<'a> Decision<'a> {
                     Placement::Whole { worker }
                 })
             }
-            Picked::Pair { prefill, decode } => match self.take(prefill, &pool.prefill, 1, whatever) {
+            Picked::Pair { prefill: chosen, decode } => match self.take(chosen, &pool.prefill, 1, whatever) {
                 None => None,
                 Some(prefill) => {
-                    let half = Half { prefill, decode };
-                    self.with_decode(half, &mut pool, &mut open, (dice, receipt))
+                    let half = Half { prefill, chosen, decode };
+                    self.with_decode(half, (&mut pool, &sorted), &mut open, (dice, receipt))
                 }
             },
         })
@@ -201,25 +225,26 @@ impl<'a> Decision<'a> {
     fn with_decode(
         &mut self,
         half: Half,
-        pool: &mut Pool<'_>,
+        (pool, sorted): (&mut Pool<'a>, &Sorted),
         open: &mut Option<MutexGuard<'_, Open>>,
         (dice, receipt): (&mut Dice, &mut Receipt),
     ) -> Option<Placement> {
-        let Half { mut prefill, decode: mut at } = half;
-        let own = pool.prefill.iter().find(|c| self.yard.pods[c.at].seat.slot == prefill.seat.slot)?;
+        let Half { mut prefill, chosen, decode: mut at } = half;
+        let own = of(&pool.prefill, chosen)?;
         let (group, matched) = (own.roleset, own.sight.matched_pct);
-        pool.decode.retain(|c| c.roleset == group);
         let mut tries = 0;
         let mut decode = loop {
             if let Some(decode) = self.take(at, &pool.decode, self.look.rooms(), tries > TRIES) {
                 break decode;
             }
             tries += 1;
-            pool.decode.retain(|c| {
-                let seat = &self.yard.pods[c.at].seat;
-                seat.has_room(self.look.rooms()) && !self.out.contains(&seat.slot)
-            });
-            pool.decode.iter_mut().for_each(|c| c.sight = self.see(c, open.as_deref()));
+            // All of its partners, whomever the steps had left.
+            let may = |(at, own): &&Leg| {
+                let row = self.yard.bench().row(*at);
+                *own == group && row.has_room(self.look.rooms()) && !self.out.contains(&row.slot)
+            };
+            let legs = sorted.decode.iter().filter(may);
+            pool.decode = legs.map(|leg| self.see(*leg, sorted, open.as_deref())).collect();
             let Some(next) = pick::decode_alone(&pool.decode, self.knobs(), dice, receipt) else {
                 // Others took the rooms of all its partners: another prefill may still have one.
                 prefill.seat.pulse.step_back(self.look.now);
@@ -239,7 +264,7 @@ impl<'a> Decision<'a> {
     /// The place of a chosen one, if its load is as it was seen and its breaker lets the request through.
     fn take(&mut self, at: usize, seen: &[Candidate<'_>], rooms: u32, whatever: bool) -> Option<Taken> {
         let seat = &self.yard.pods[at].seat;
-        let count = seen.iter().find(|c| c.at == at)?.sight.count;
+        let count = of(seen, at)?.sight.count;
         let lease: Option<Lease> = if whatever {
             seat.load.take_within(seat.window, rooms)
         } else if seat.fits_in(count, rooms) {
@@ -255,29 +280,33 @@ impl<'a> Decision<'a> {
         None
     }
 
-    /// What is known of one candidate now.
-    fn see(&self, candidate: &Candidate<'_>, open: Option<&Open>) -> Sight {
-        let pod = &self.yard.pods[candidate.at];
+    /// One candidate, and what is known of it now, as far as its part in this decision asks for it.
+    fn see(&self, (at, roleset): Leg, sorted: &Sorted, open: Option<&Open>) -> Candidate<'a> {
+        let pod = &self.yard.pods[at];
         let (seat, gauges) = (&pod.seat, &pod.seat.gauges);
-        let count = seat.load.in_flight();
-        let tokens = open.map(|open| open.ledger.tokens(seat.slot)).unwrap_or_default();
-        Sight {
-            count,
-            observed: seat.pulse.has_answered() || gauges.observed(),
-            throughput: gauges.throughput.get(),
-            kv_usage: gauges.kv_usage.get(),
-            drain: gauges.drain_rate.get(),
-            waiting: gauges.waiting.get().map_or_else(
-                || estimated(pod.part, count, gauges.drain_rate.get()),
-                |_| gauges.waiting_for_anything(),
-            ),
-            prefill_ms: gauges.prefill_ms(),
-            matched_pct: self.prompt.as_ref().map_or(0, |held| held.percent(seat)),
-            active_tokens: tokens.active,
-            kv_tokens: tokens.kv,
-            decode_tokens: tokens.decode,
-            decode_secs: tokens.decode_secs(self.look.now),
+        let mut sight = Sight { count: seat.load.in_flight(), ..Sight::default() };
+        if pod.part == Part::Prefill {
+            sight.matched_pct = self.prompt.as_ref().map_or(0, |held| held.percent(seat));
+            if self.knobs().prefill_score == PrefillScore::Conductor {
+                sight.prefill_ms = gauges.prefill_ms();
+            }
+        } else {
+            sight.observed = seat.pulse.has_answered() || gauges.observed();
+            (sight.throughput, sight.kv_usage) = (gauges.throughput.get(), gauges.kv_usage.get());
         }
+        // How long queues are counts where a combined worker may step in; how fast they drain, of decodes too.
+        if !sorted.combined.is_empty() || pod.part == Part::Decode {
+            sight.drain = gauges.drain_rate.get();
+            sight.waiting = match gauges.waiting.get() {
+                Some(_) => gauges.waiting_for_anything(),
+                None => estimated(pod.part, sight.count, sight.drain),
+            };
+        }
+        if let Some(tokens) = open.map(|open| open.ledger.tokens(seat.slot)) {
+            (sight.active_tokens, sight.kv_tokens) = (tokens.active, tokens.kv);
+            (sight.decode_tokens, sight.decode_secs) = (tokens.decode, tokens.decode_secs(self.look.now));
+        }
+        Candidate { name: &pod.seat.worker.id, at, roleset, sight }
     }
 
     fn charge(
@@ -326,10 +355,10 @@ impl<'a> Decision<'a> {
             && let Ok(sorted) = sort(self.yard, &all, self.wanted())
         {
             let (list, leg) = match sorted.only_combined {
-                true => (&sorted.pool.combined, LegName::Whole),
-                false => (&sorted.pool.decode, LegName::Decode),
+                true => (&sorted.combined, LegName::Whole),
+                false => (&sorted.decode, LegName::Decode),
             };
-            let widest = list.iter().filter_map(|c| self.yard.pods[c.at].seat.window).max();
+            let widest = list.iter().filter_map(|(at, _)| self.yard.pods[*at].seat.window).max();
             return match widest.filter(|widest| *widest < rooms) {
                 Some(widest) => Miss::Nobody(Fault::Shed { leg, rooms, widest: Some(widest) }),
                 None => Miss::Full(Fault::Shed { leg, rooms, widest: None }),
@@ -372,9 +401,10 @@ impl<'a> Decision<'a> {
                 let pod = &self.yard.pods[*at];
                 pod.part == Part::Decode && pod.groups.contains(&group)
             };
-            let legs = self.ready(true).into_iter().filter(own);
-            let mut list: Vec<_> = legs.map(|at| super::pool::candidate(self.yard, (at, group))).collect();
-            list.iter_mut().for_each(|c| c.sight = self.see(c, open.as_deref()));
+            let decode: Legs = self.ready(true).into_iter().filter(own).map(|at| (at, group)).collect();
+            let sorted = Sorted { decode, ..Sorted::default() };
+            let see = |leg: &Leg| self.see(*leg, &sorted, open.as_deref());
+            let list: Vec<_> = sorted.decode.iter().map(see).collect();
             let at = pick::decode_alone(&list, knobs, dice, receipt)?;
             if let Some(mut taken) = self.take(at, &list, self.look.rooms(), tries >= TRIES) {
                 if let Some(open) = &mut open {
@@ -389,6 +419,11 @@ impl<'a> Decision<'a> {
             tries += 1;
         }
     }
+}
+
+/// The candidate with this index. They are in the order of their names, and so of their indices.
+fn of<'c, 'a>(list: &'c [Candidate<'a>], at: usize) -> Option<&'c Candidate<'a>> {
+    list.get(list.binary_search_by_key(&at, |c| c.at).ok()?)
 }
 
 fn tell_charge(receipt: &mut Receipt, seat: &Seat, what: &'static str, charged: Option<(u32, u64)>) {

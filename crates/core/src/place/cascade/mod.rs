@@ -159,7 +159,7 @@ impl Cascade {
     /// a retry. `None`: there is no model to plan for.
     fn advise(
         &self,
-        sorted: &Sorted<'_>,
+        sorted: &Sorted,
         mode: ServeMode,
         tokens: u64,
         look: &Look<'_>,

@@ -3,6 +3,8 @@
 //! Works on plain numbers, so that a decision can be repeated from its inputs. Ties fall to the dice among equals
 //! in the order of their names: the order in which workers are listed decides nothing.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::fast::{self, Check, Most};
 use super::knobs::Knobs;
 use super::score::{self, Batch, Prompt, Scored};
@@ -39,18 +41,28 @@ pub fn pick(mut pool: Pool<'_>, terms: &Terms<'_>, dice: &mut Dice, receipt: &mu
     for list in [&mut pool.prefill, &mut pool.decode, &mut pool.combined] {
         list.sort_unstable_by(|a, b| a.name.cmp(b.name).then(a.at.cmp(&b.at)));
     }
-    if overflows(&pool, receipt)
+    pick_of_sorted(&mut pool, terms, dice, receipt)
+}
+
+/// The same, of candidates that are in the order of their names. Who is chosen is left in the pool, and perhaps others.
+pub fn pick_of_sorted(
+    pool: &mut Pool<'_>,
+    terms: &Terms<'_>,
+    dice: &mut Dice,
+    receipt: &mut Receipt,
+) -> Option<Picked> {
+    if overflows(pool, receipt)
         && let Some(at) = idlest(&pool.combined, false, dice, receipt)
     {
         return Some(Picked::Combined(at));
     }
     let tied = OfTies::default();
-    let tied = OfTies { prefill: spread_prefill(&mut pool, terms, dice, receipt), ..tied };
+    let tied = OfTies { prefill: spread_prefill(pool, terms, dice, receipt), ..tied };
     // What decodes are scored as shares of is the largest of all that step 2 looks at, whoever is left after it.
-    let most = Most::of(&sights(&pool.decode));
-    let tied = OfTies { decode: spread_decode(&mut pool, terms, dice, receipt), ..tied };
-    keep_band(&mut pool, terms, receipt);
-    let picked = best_pair(&pool, (terms, most), dice, receipt);
+    let most = Most::of(sights(&pool.decode));
+    let tied = OfTies { decode: spread_decode(pool, terms, dice, receipt), ..tied };
+    keep_band(pool, terms, receipt);
+    let picked = best_pair(pool, (terms, most), dice, receipt);
     if receipt.is_on() && picked.is_some() {
         // Where a fast path drew, nothing was left to draw for later.
         for (drawn, leg) in [(tied.prefill, &mut receipt.prefill), (tied.decode, &mut receipt.decode)] {
@@ -156,17 +168,16 @@ fn spread_decode(
     dice: &mut Dice,
     receipt: &mut Receipt,
 ) -> Option<Vec<String>> {
-    let seen = sights(&pool.decode);
-    let found = fast::decode(&seen, terms.knobs);
+    let found = fast::decode(sights(&pool.decode), terms.knobs);
     receipt.step("decode_load_imbalance", found.is_some(), || {
         let check = found.as_ref().map_or_else(
             || "no check fired".to_owned(),
             |(check, _)| {
-                let (least, most) = fast::extremes(&seen, *check);
+                let (least, most) = fast::extremes(sights(&pool.decode), *check);
                 format!("{}, {least} to {most}", Check::as_str(*check))
             },
         );
-        let Most { requests, throughput, free_pct } = Most::of(&seen);
+        let Most { requests, throughput, free_pct } = Most::of(sights(&pool.decode));
         format!("{check}; at most {requests} requests, {throughput} tokens a second, {free_pct} % free")
     });
     let (_, equals) = found?;
@@ -201,23 +212,45 @@ const SUMS_TOLD: usize = 8;
 struct Best {
     roleset: u32,
     score: f64,
-    equals: Vec<usize>,
+    equals: SmallVec<[usize; 4]>,
 }
 
-/// The lowest of each roleset, and the largest score of all.
-fn best_of(list: &[Candidate<'_>], scores: &[Option<f64>], floor: f64) -> (Vec<Best>, f64) {
-    let (mut best, mut most): (Vec<Best>, f64) = (Vec::new(), floor);
-    for (i, (c, score)) in list.iter().zip(scores).enumerate() {
-        let Some(score) = *score else { continue };
-        most = most.max(score);
-        match best.iter_mut().find(|b| b.roleset == c.roleset) {
-            None => best.push(Best { roleset: c.roleset, score, equals: vec![i] }),
-            Some(b) if score < b.score => (b.score, b.equals) = (score, vec![i]),
-            Some(b) if score == b.score => b.equals.push(i),
-            Some(_) => {}
+/// The lowest of each roleset, and the largest score of all. Rolesets are found by their numbers, so that many cost no
+/// more than few.
+#[derive(Default)]
+struct Bests {
+    found: Vec<Best>,
+    /// Where in `found` each roleset is, and one more. 0: nowhere.
+    places: Vec<u32>,
+    most: f64,
+}
+
+impl Bests {
+    fn of(list: &[Candidate<'_>], scores: &[Option<f64>], floor: f64) -> Bests {
+        let rolesets = list.iter().map(|c| c.roleset as usize + 1).max().unwrap_or_default();
+        let mut bests = Bests { places: vec![0; rolesets], most: floor, ..Bests::default() };
+        for (i, (c, score)) in list.iter().zip(scores).enumerate() {
+            let Some(score) = *score else { continue };
+            bests.most = bests.most.max(score);
+            let place = &mut bests.places[c.roleset as usize];
+            let own = (*place as usize).checked_sub(1).and_then(|at| bests.found.get_mut(at));
+            match own {
+                None => {
+                    bests.found.push(Best { roleset: c.roleset, score, equals: smallvec![i] });
+                    *place = bests.found.len() as u32;
+                }
+                Some(b) if score < b.score => (b.score, b.equals) = (score, smallvec![i]),
+                Some(b) if score == b.score => b.equals.push(i),
+                Some(_) => {}
+            }
         }
+        bests
     }
-    (best, most)
+
+    fn get(&self, roleset: u32) -> Option<&Best> {
+        let place = self.places.get(roleset as usize)?.checked_sub(1)?;
+        self.found.get(place as usize)
+    }
 }
 
 /// Steps 3, 4 and 5.
@@ -229,13 +262,14 @@ fn best_pair(
 ) -> Option<Picked> {
     let prefill = prefill_scores(pool, terms, receipt);
     let decode = decode_scores(pool, (terms, most), receipt);
-    let (p, most_p) = best_of(&pool.prefill, &prefill, 1.0);
-    let (d, most_d) = best_of(&pool.decode, &decode, 0.01);
+    let p = Bests::of(&pool.prefill, &prefill, 1.0);
+    let d = Bests::of(&pool.decode, &decode, 0.01);
+    let (most_p, most_d) = (p.most, d.most);
     let mut lowest = f64::INFINITY;
     let mut equals: Vec<(&Best, &Best)> = Vec::new();
     let mut sums: Vec<(f64, &Best)> = Vec::new();
-    for p in &p {
-        let Some(d) = d.iter().find(|d| d.roleset == p.roleset) else { continue };
+    for p in &p.found {
+        let Some(d) = d.get(p.roleset) else { continue };
         let sum = p.score / most_p + d.score / most_d;
         // Two infinite scores have no share of each other: no reason to choose them, none to refuse.
         let sum = if sum.is_nan() { f64::INFINITY } else { sum };
@@ -255,7 +289,7 @@ fn best_pair(
         format!("{} rolesets with both legs, by their prefill: {}", sums.len(), lowest.join(", "))
     });
     if receipt.is_on() {
-        let all = |list: &[Candidate<'_>], of: fn(&(&Best, &Best)) -> Vec<usize>| {
+        let all = |list: &[Candidate<'_>], of: fn(&(&Best, &Best)) -> SmallVec<[usize; 4]>| {
             names(list, &equals.iter().flat_map(of).collect::<Vec<_>>())
         };
         receipt.prefill.tied = all(&pool.prefill, |(p, _)| p.equals.clone());
@@ -278,7 +312,7 @@ pub fn decode_alone(
     let terms = Terms { knobs, bytes: 0, band: None };
     let mut pool = Pool { decode: list.to_vec(), ..Pool::default() };
     receipt.decode = OfLeg::default();
-    let most = Most::of(&sights(&pool.decode));
+    let most = Most::of(sights(&pool.decode));
     let drawn = spread_decode(&mut pool, &terms, dice, receipt);
     let scores = decode_scores(&pool, (&terms, most), receipt);
     let least = scores.iter().flatten().copied().fold(f64::INFINITY, f64::min);
@@ -317,8 +351,8 @@ fn prefill_scores(pool: &Pool<'_>, terms: &Terms<'_>, receipt: &mut Receipt) -> 
     scores
 }
 
-fn sights(list: &[Candidate<'_>]) -> Vec<Sight> {
-    list.iter().map(|c| c.sight).collect()
+fn sights<'c>(list: &'c [Candidate<'_>]) -> impl Iterator<Item = &'c Sight> + Clone {
+    list.iter().map(|c| &c.sight)
 }
 
 fn decode_scores(
@@ -326,7 +360,7 @@ fn decode_scores(
     (terms, most): (&Terms<'_>, Most),
     receipt: &mut Receipt,
 ) -> Vec<Option<f64>> {
-    let batch = Batch { most, ..Batch::of(&sights(&pool.decode)) };
+    let batch = Batch::with(most, sights(&pool.decode));
     let each = |c: &Candidate<'_>| {
         let scored = score::decode(&c.sight, &batch, terms.knobs);
         let score = scored.as_ref().map(|s| s.score);

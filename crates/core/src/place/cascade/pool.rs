@@ -5,10 +5,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use super::bands::Group;
-use super::pick::Pool;
-use super::sight::{Candidate, Sight};
 use super::yard::{Part, Yard};
-use crate::fleet::mixed;
 
 /// Why nobody can be chosen, in AIBrix's words where it has any.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,10 +43,12 @@ pub struct Wanted<'a> {
     pub tokens: u64,
 }
 
-/// Who is left, and what the plan of step 2b is made from.
-#[derive(Clone, Debug)]
-pub struct Sorted<'a> {
-    pub pool: Pool<'a>,
+/// Who is left, in the order of their names, and what the plan of step 2b is made from.
+#[derive(Clone, Debug, Default)]
+pub struct Sorted {
+    pub prefill: Legs,
+    pub decode: Legs,
+    pub combined: Legs,
     /// No pair takes this length, a combined worker does.
     pub only_combined: bool,
     /// The complete rolesets by their index, and what the plan sees of each. In order.
@@ -57,49 +56,51 @@ pub struct Sorted<'a> {
 }
 
 /// A leg: the pod's index and its group.
-type Leg = (usize, u32);
-type Legs = SmallVec<[Leg; 32]>;
+pub type Leg = (usize, u32);
+pub type Legs = SmallVec<[Leg; 32]>;
 
 /// Sorts the workers of these indices, which are well and serve the model. Their loads come later.
 ///
 /// # Errors
 /// [`Nobody`] that could be chosen, before anything was looked at but labels and lengths.
-pub fn sort<'a>(yard: &'a Yard, ready: &[usize], wanted: Wanted<'_>) -> Result<Sorted<'a>, Nobody> {
-    if mixed(ready.iter().map(|at| &*yard.pods[*at].seat.worker)) {
+pub fn sort(yard: &Yard, ready: &[usize], wanted: Wanted<'_>) -> Result<Sorted, Nobody> {
+    if yard.is_mixed(ready) {
         return Err(Nobody::MixedEngines);
     }
-    let (mut prefills, mut decodes) = (legs(yard, ready, Part::Prefill), legs(yard, ready, Part::Decode));
-    complete(yard, &mut prefills, &mut decodes);
+    let (mut prefill, mut decode) = (legs(yard, ready, Part::Prefill), legs(yard, ready, Part::Decode));
+    complete(yard, &mut prefill, &mut decode);
     if !wanted.bucketing {
-        if prefills.is_empty() {
+        if prefill.is_empty() {
             return Err(Nobody::NotReady);
         }
-        let pool = Pool { combined: Vec::new(), ..pool(yard, &prefills, &decodes) };
-        return Ok(Sorted { pool, only_combined: false, groups: Vec::new() });
+        let (combined, groups) = (Legs::new(), Vec::new());
+        return Ok(Sorted { prefill, decode, combined, only_combined: false, groups });
     }
-    let groups = groups(yard, &prefills, wanted);
+    let groups = groups(yard, &prefill, wanted);
     let terms = |at: usize| yard.pods[at].terms(wanted.profile);
     let whole = || ready.iter().copied().filter(|at| yard.pods[*at].part == Part::Whole);
     let suits = |at: &usize| {
         let (bounds, combined) = terms(*at);
         combined && bounds.suit(wanted.tokens)
     };
-    let combined: Vec<Candidate<'_>> =
-        whole().filter(suits).map(|at| candidate(yard, (at, u32::MAX))).collect();
-    let nobody = prefills.is_empty() && !whole().any(|at| terms(at).1);
-    prefills.retain(|(at, _)| terms(*at).0.suit(wanted.tokens));
-    decodes.retain(|(at, _)| terms(*at).0.suit(wanted.tokens));
-    complete(yard, &mut prefills, &mut decodes);
-    let only_combined = prefills.is_empty();
+    let combined: Legs = whole().filter(suits).map(|at| (at, u32::MAX)).collect();
+    let nobody = prefill.is_empty() && !whole().any(|at| terms(at).1);
+    prefill.retain(|(at, _)| terms(*at).0.suit(wanted.tokens));
+    decode.retain(|(at, _)| terms(*at).0.suit(wanted.tokens));
+    complete(yard, &mut prefill, &mut decode);
+    let only_combined = prefill.is_empty();
     if only_combined && combined.is_empty() {
         return Err(if nobody { Nobody::NotReady } else { Nobody::NoBucket { tokens: wanted.tokens } });
     }
-    Ok(Sorted { pool: Pool { combined, ..pool(yard, &prefills, &decodes) }, only_combined, groups })
+    Ok(Sorted { prefill, decode, combined, only_combined, groups })
 }
 
 fn legs(yard: &Yard, ready: &[usize], part: Part) -> Legs {
-    let own = ready.iter().copied().filter(|at| yard.pods[*at].part == part);
-    own.flat_map(|at| yard.pods[at].groups.iter().map(move |group| (at, *group))).collect()
+    let mut legs = Legs::with_capacity(ready.len());
+    for at in ready.iter().copied().filter(|at| yard.parts()[*at] == part) {
+        legs.extend(yard.pods[at].groups.iter().map(|group| (at, *group)));
+    }
+    legs
 }
 
 /// Drops the legs of rolesets that lack the other leg.
@@ -112,28 +113,19 @@ fn complete(yard: &Yard, prefills: &mut Legs, decodes: &mut Legs) {
     decodes.retain(both);
 }
 
-fn pool<'a>(yard: &'a Yard, prefills: &[Leg], decodes: &[Leg]) -> Pool<'a> {
-    let of = |legs: &[Leg]| legs.iter().map(|leg| candidate(yard, *leg)).collect();
-    Pool { prefill: of(prefills), decode: of(decodes), combined: Vec::new() }
-}
-
-pub(super) fn candidate(yard: &Yard, (at, roleset): Leg) -> Candidate<'_> {
-    Candidate { name: &yard.pods[at].seat.worker.id, at, roleset, sight: Sight::default() }
-}
-
 /// A roleset has the bounds of its first prefill, and as many replicas as it has prefills.
 fn groups(yard: &Yard, prefills: &[Leg], wanted: Wanted<'_>) -> Vec<(u32, Group)> {
-    let mut found: Vec<(u32, Group)> = Vec::new();
+    let mut found: Vec<Option<Group>> = vec![None; yard.groups.len()];
     for (at, roleset) in prefills {
-        match found.iter_mut().find(|(known, _)| known == roleset) {
-            Some((_, group)) => group.replicas += 1,
+        let own = &mut found[*roleset as usize];
+        match own {
+            Some(group) => group.replicas += 1,
             None => {
                 let bounds = yard.pods[*at].terms(wanted.profile).0;
                 let name = yard.groups[*roleset as usize].clone();
-                found.push((*roleset, Group::new(name, bounds, 1)));
+                *own = Some(Group::new(name, bounds, 1));
             }
         }
     }
-    found.sort_unstable_by_key(|(roleset, _)| *roleset);
-    found
+    (0..).zip(found).filter_map(|(roleset, group)| Some((roleset, group?))).collect()
 }

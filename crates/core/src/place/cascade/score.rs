@@ -102,13 +102,20 @@ pub struct Batch {
 
 impl Batch {
     pub fn of(sights: &[Sight]) -> Batch {
-        let rates: SmallVec<[f64; 16]> = sights.iter().filter_map(rate).collect();
-        let mean = || rates.iter().sum::<f64>() / rates.len() as f64;
-        Batch {
-            most: Most::of(sights),
-            rate: (!rates.is_empty()).then(mean),
-            observed: sights.iter().any(|s| s.observed),
+        Batch::with(Most::of(sights), sights)
+    }
+
+    /// The same, where scores are shares of these.
+    pub fn with<'s>(most: Most, sights: impl IntoIterator<Item = &'s Sight>) -> Batch {
+        let (mut sum, mut rates, mut observed) = (0.0, 0u32, false);
+        for sight in sights {
+            observed |= sight.observed;
+            if let Some(rate) = rate(sight) {
+                sum += rate;
+                rates += 1;
+            }
         }
+        Batch { most, rate: (rates > 0).then(|| sum / f64::from(rates)), observed }
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::profile::{self, Bounds, ModelConfig};
-use crate::fleet::{Fleet, Prefill, Seat, Worker};
+use crate::fleet::{Bench, Fleet, Kinds, Prefill, Seat, Serving, Worker, mixed};
 
 /// The annotation that holds a model's config.
 pub const CONFIG: &str = "model.aibrix.ai/config";
@@ -57,6 +57,12 @@ pub struct Yard {
     pub pods: Vec<Pod>,
     /// The roleset of each group, in order.
     pub groups: Vec<String>,
+    /// The pods as choices read them, in the same order.
+    bench: Bench,
+    parts: Box<[Part]>,
+    kinds: Kinds,
+    /// Several engines are among them.
+    mixed: bool,
     /// Pods that carry a config, in the order in which they joined.
     configured: Vec<usize>,
 }
@@ -79,7 +85,31 @@ impl Yard {
         pods.sort_by(|a, b| a.seat.worker.id.cmp(&b.seat.worker.id).then(a.seat.slot.cmp(&b.seat.slot)));
         let mut configured: Vec<usize> = (0..pods.len()).filter(|at| pods[*at].config.is_some()).collect();
         configured.sort_by_key(|at| pods[*at].seat.slot);
-        Yard { pods, groups, configured }
+        let mut kinds = Kinds::default();
+        let bench = Bench::of(pods.iter().map(|pod| (&pod.seat, None)), &mut kinds);
+        let parts = pods.iter().map(|pod| pod.part).collect();
+        let mixed = mixed(pods.iter().map(|pod| &*pod.seat.worker));
+        Yard { pods, groups, bench, parts, kinds, mixed, configured }
+    }
+
+    /// The pods side by side.
+    pub fn bench(&self) -> &Bench {
+        &self.bench
+    }
+
+    /// What each of them does.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Which of them serve this model.
+    pub fn serving(&self, model: Option<&str>) -> Serving {
+        self.kinds.serving(model)
+    }
+
+    /// Do these run different engines?
+    pub fn is_mixed(&self, some: &[usize]) -> bool {
+        self.mixed && mixed(some.iter().map(|at| &*self.pods[*at].seat.worker))
     }
 
     /// The config of a model: that of the first worker that serves it and has one. An operator's word holds whether

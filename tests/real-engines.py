@@ -3,7 +3,8 @@
 usage: real-engines.py vllm|sglang GATEWAY METRICS [PART...]     METRICS: the address of the gateway's metrics port
 
 Parts, all by default: `crafted` (what a client may make up about the hand-off), `apis` (each API and shape of request,
-compared with a plain engine), `storm` (clients that leave), `restart` (engines that end and come back), `control`.
+compared with a plain engine), `tokens` (what engines tell of a prompt, and what they count), `storm` (clients that leave),
+`restart` (engines that end and come back), `control`.
 The last line is "N passed, N failed".
 """
 
@@ -17,12 +18,13 @@ import apis  # noqa: E402
 import crafted  # noqa: E402
 import restart  # noqa: E402
 import storm  # noqa: E402
+import tokens  # noqa: E402
 from pair import Pair  # noqa: E402
 
 
 def main():
     engine, gateway, metrics = sys.argv[1], sys.argv[2].rstrip("/"), sys.argv[3].rstrip("/")
-    parts = sys.argv[4:] or ["crafted", "apis", "storm", "restart", "control"]
+    parts = sys.argv[4:] or ["crafted", "apis", "tokens", "storm", "restart", "control"]
     pair = Pair(engine, gateway, metrics)
     print(f"note seed {pair.seed}", flush=True)
     try:
@@ -30,6 +32,8 @@ def main():
             crafted.check(pair)
         if "apis" in parts:
             apis.check(pair)
+        if "tokens" in parts:
+            tokens.check(pair)
         if "storm" in parts:
             storm.check(pair)
         if "restart" in parts:

@@ -213,7 +213,9 @@ impl Spec {
         w.annotations.clone_from(&self.annotations);
         let told = facts.map(|f| f.engine).filter(|told| *told != Engine::default());
         let named = self.kv_connector.as_deref().and_then(Connector::engine_of);
-        w.engine = self.engine.or(told).or(named).unwrap_or_default();
+        // A pod of AIBrix's whose engine nobody tells runs vLLM (its page).
+        let of_pod = self.labels.contains_key("model.aibrix.ai/name").then_some(Engine::Vllm);
+        w.engine = self.engine.or(told).or(named).or(of_pod).unwrap_or_default();
         w.models = self.models(facts).iter().map(|m| m.id.clone()).collect();
         w.kv_connector.clone_from(&self.kv_connector);
         w.kv_engine_id.clone_from(&self.kv_engine_id);
@@ -315,6 +317,18 @@ mod tests {
             (w.label("page_size"), w.bootstrap_port, w.engine),
             (Some("64"), Some(8998), Engine::Vllm)
         );
+    }
+
+    #[test]
+    fn a_pod_of_aibrix_runs_vllm_until_it_tells_otherwise() {
+        let mut spec = Spec::new("http://h:1", Role::Decode);
+        spec.labels.insert("model.aibrix.ai/name".into(), "m".into());
+        assert_eq!(spec.worker("i", None).engine, Engine::Vllm);
+        let facts = Facts { engine: Engine::Sglang, ..Facts::default() };
+        assert_eq!(spec.worker("i", Some(&facts)).engine, Engine::Sglang);
+        spec.labels.insert("model.aibrix.ai/engine".into(), "trtllm".into());
+        spec.lift_labels();
+        assert_eq!(spec.worker("i", None).engine, Engine::Trtllm);
     }
 
     #[test]

@@ -53,6 +53,9 @@ pub enum Engine {
 }
 
 impl Engine {
+    /// What a pod of AIBrix's runs of which nobody says it (its page).
+    pub const OF_POD: Engine = Engine::Vllm;
+
     pub const ALL: [Engine; 6] = [
         Engine::Unspecified,
         Engine::Sglang,

@@ -213,8 +213,7 @@ impl Spec {
         w.annotations.clone_from(&self.annotations);
         let told = facts.map(|f| f.engine).filter(|told| *told != Engine::default());
         let named = self.kv_connector.as_deref().and_then(Connector::engine_of);
-        // A pod of AIBrix's whose engine nobody tells runs vLLM (its page).
-        let of_pod = self.labels.contains_key("model.aibrix.ai/name").then_some(Engine::Vllm);
+        let of_pod = self.labels.contains_key("model.aibrix.ai/name").then_some(Engine::OF_POD);
         w.engine = self.engine.or(told).or(named).or(of_pod).unwrap_or_default();
         w.models = self.models(facts).iter().map(|m| m.id.clone()).collect();
         w.kv_connector.clone_from(&self.kv_connector);

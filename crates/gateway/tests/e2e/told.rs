@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use baton_core::fleet::Role;
 use baton_gateway::decide::decide;
+use baton_gateway::registry::Spec;
 use baton_sim::Dialect;
 use serde_json::{Value, json};
 
-use crate::support::{Ask, House, PROMPT, Plan, Reply, Step};
+use crate::support::{Ask, House, PROMPT, Plan, Raw, Reply, Step, Tap, until};
 
 /// What an engine does.
 #[derive(Clone, Copy)]
@@ -37,6 +39,9 @@ const PARAMS: &str = r#"{"kv_transfer_params":{"do_remote_prefill":true,"do_remo
 const CONTEXT: &str = r#"{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":7}}],"prompt_token_ids":[1,2]}"#;
 const LAST: &str = r#"{"id":"x","choices":[{"index":0,"finish_reason":"stop","message":{"content":"a"}}]}"#;
 
+/// What a context server says of its KV. Other engines' workers may have such labels too.
+const INFO: [(&str, &str); 2] = [("ctx_info_endpoint", "tcp://127.0.0.1:5555"), ("ctx_dp_rank", "0")];
+
 /// Counters that must agree. Those of workers are not among them: their addresses differ.
 const COUNTERS: [&str; 12] = [
     "baton_exchanges_total",
@@ -58,11 +63,13 @@ struct Case {
     engine: Dialect,
     stream: bool,
     args: &'static str,
+    /// The client goes away once its legs are sent.
+    leaves: bool,
     acts: &'static [(usize, Act)],
 }
 
 fn case(name: &'static str, engine: Dialect, stream: bool, acts: &'static [(usize, Act)]) -> Case {
-    Case { name, engine, stream, args: "--retry-max-retries 1", acts }
+    Case { name, engine, stream, args: "--retry-max-retries 1", leaves: false, acts }
 }
 
 fn cases() -> Vec<Case> {
@@ -71,7 +78,9 @@ fn cases() -> Vec<Case> {
     let idle = "--retry-max-retries 1 --decode-stream-idle-timeout-secs 0.2";
     let all = "--retry-max-retries 1 --request-timeout-secs 0.4";
     let twice = "--retry-max-retries 2";
+    let at_once = "--retry-max-retries 1 --trt-schedule-style generation_first";
     let of = |args, case: Case| Case { args, ..case };
+    let leaving = |case: Case| Case { leaves: true, ..case };
     vec![
         case("a prefill refuses", sglang, false, &[(P, Answers(500, "{}"))]),
         case("a prefill pushes back", sglang, false, &[(P, Answers(429, "{}"))]),
@@ -129,6 +138,22 @@ fn cases() -> Vec<Case> {
             &[(P, Answers(200, CONTEXT)), (D, Answers(200, "{\"id\":\"d\"}"))],
         ),
         case("a context server has the last word", trt, false, &[(P, Answers(200, LAST))]),
+        of(at_once, case("at once, a context server refuses", trt, false, &[(P, Answers(500, "{}"))])),
+        of(at_once, case("at once, a context server says no JSON", trt, false, &[(P, Answers(200, "no"))])),
+        of(at_once, case("at once, a generation server breaks", trt, false, &[(D, Resets)])),
+        of(
+            at_once,
+            case(
+                "at once, served",
+                trt,
+                true,
+                &[(P, Answers(200, CONTEXT)), (D, Head), (D, Chunk(EVENT)), (D, Ends)],
+            ),
+        ),
+        leaving(case("a client leaves both legs", sglang, false, &[])),
+        leaving(case("a client leaves a prefill in turn", vllm, false, &[])),
+        leaving(case("a client leaves a decode in turn", vllm, false, &[(P, Answers(200, PARAMS))])),
+        leaving(of(at_once, case("a client leaves both at once", trt, false, &[]))),
     ]
 }
 
@@ -154,7 +179,7 @@ fn scripts(acts: &[(usize, Act)], leg: usize) -> Vec<Vec<Step>> {
 }
 
 /// The same as steps of a scenario.
-fn steps(acts: &[(usize, Act)]) -> Value {
+fn steps(acts: &[(usize, Act)], leaves: bool) -> Value {
     let mut all = Vec::new();
     for (i, (leg, act)) in acts.iter().enumerate() {
         // A second attempt comes within a second.
@@ -173,6 +198,9 @@ fn steps(acts: &[(usize, Act)]) -> Value {
         step.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         all.push(step);
     }
+    if leaves {
+        all.push(json!({"at_ms": 100, "who": "client", "does": "leaves"}));
+    }
     Value::Array(all)
 }
 
@@ -186,7 +214,10 @@ fn scenario(case: &Case, ask: &Ask, house: &House) -> String {
             Dialect::Vllm => "vllm",
             _ => "trtllm",
         };
-        let labels = if connector.is_empty() { json!({}) } else { json!({"kv_connector": connector}) };
+        let mut labels = json!({"kv_connector": connector});
+        if role == "prefill" {
+            INFO.iter().for_each(|(label, value)| labels[*label] = json!(value));
+        }
         json!({"id": role, "role": role, "engine": engine, "model": "sim", "labels": labels})
     };
     let mut all = flags(case.args);
@@ -194,7 +225,7 @@ fn scenario(case: &Case, ask: &Ask, house: &House) -> String {
     json!({
         "flags": all,
         "workers": [worker(0, "prefill"), worker(1, "decode")],
-        "requests": [{"body": ask.body.to_string(), "engine": steps(case.acts)}],
+        "requests": [{"body": ask.body.to_string(), "engine": steps(case.acts, case.leaves)}],
     })
     .to_string()
 }
@@ -242,15 +273,35 @@ fn plain(mut body: Value) -> Value {
     }
     if let Some(params) = all.get_mut("disaggregated_params") {
         params["disagg_request_id"] = Value::Null;
+        if params.get("schedule_style").is_some() {
+            params["ctx_request_id"] = Value::Null;
+        }
     }
     body
+}
+
+/// The prefill says where its KV is.
+fn tell(spec: &mut Spec) {
+    if spec.role == Role::Prefill {
+        spec.labels.extend(INFO.map(|(label, value)| (label.to_owned(), value.to_owned())));
+    }
+}
+
+/// Sends the request and goes away once the legs are sent that are to be sent.
+async fn leave(house: &House, ask: &Ask, request: &Value) {
+    assert_eq!(request["client"]["left"], true, "{request:#}");
+    let raw = Raw::post(house.address, ask.path, &ask.body.to_string()).await;
+    let legs = request["legs"].as_array().unwrap().iter().filter(|leg| leg["leg"] != "release").count();
+    until("the legs are sent", || house.taps.iter().map(Tap::count).sum::<usize>() == legs).await;
+    drop(raw);
+    until("the request has ended", || house.gateway().entrance.running() == 0).await;
 }
 
 #[tokio::test]
 async fn what_is_told_is_what_happens() {
     for case in cases() {
         let args = format!("{} --decode-abort-retry-delay-secs 0", case.args);
-        let mut house = Plan::pairs(case.engine, 1, 1).tapped().args(&args).open().await;
+        let mut house = Plan::pairs(case.engine, 1, 1).tapped().args(&args).registered(tell).open().await;
         for leg in [P, D] {
             scripts(case.acts, leg).into_iter().for_each(|script| house.taps[leg].script(script));
         }
@@ -258,9 +309,14 @@ async fn what_is_told_is_what_happens() {
         let ask = if case.stream { ask.streamed() } else { ask };
         let report = decide("told", &scenario(&case, &ask, &house)).unwrap().to_json();
         let request = &report["requests"][0];
-        let reply = ask.post(house.address).await;
-        house.quiet().await;
-        assert_eq!(seen(&reply), told(&request["client"]), "{}: {request:#}", case.name);
+        if case.leaves {
+            leave(&house, &ask, request).await;
+            house.quiet().await;
+        } else {
+            let reply = ask.post(house.address).await;
+            house.quiet().await;
+            assert_eq!(seen(&reply), told(&request["client"]), "{}: {request:#}", case.name);
+        }
         for leg in [P, D] {
             let sent: Vec<Value> = house.taps[leg].seen().iter().map(|seen| plain(seen.json())).collect();
             let name = NAMES[leg];

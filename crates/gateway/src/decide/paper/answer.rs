@@ -156,7 +156,9 @@ impl Answer {
     }
 
     pub fn fails(&mut self, fault: &Fault, request_id: &str) {
-        let reply = answer::fault(fault, self.api.shape(), request_id);
+        let shape = self.api.shape();
+        let reply = answer::fault(fault, shape, request_id);
+        self.body = BytesMut::from(fault.answer().body(shape, request_id).as_bytes());
         self.status = Some(reply.status().as_u16());
         self.headers = reply.headers().clone();
         self.failed = Some(error(fault));

@@ -180,8 +180,13 @@ impl Told {
             let status =
                 client["status"].as_u64().map_or_else(|| "nothing".to_owned(), |status| status.to_string());
             let bytes = client["body"].as_str().unwrap_or_default().len();
+            let bytes = if client["complete"] == true && client["error"].is_object() {
+                String::new()
+            } else {
+                format!(", {bytes} bytes")
+            };
             let cut = if client["complete"] == true { "" } else { ", not whole" };
-            let _ = write!(out, "    client gets {status}, {bytes} bytes{cut}");
+            let _ = write!(out, "    client gets {status}{bytes}{cut}");
             let error = client["error"].as_object();
             let error =
                 error.map(|error| format!(": {}: {}", plain(&error["code"]), plain(&error["message"])));

@@ -6,6 +6,7 @@
 
 mod charges;
 mod desk;
+mod shared;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

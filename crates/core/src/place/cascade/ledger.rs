@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::shared::Decodes;
 use crate::time::{Duration, Instant};
 
 /// Bytes of a request's body that stand for a token (AIBrix's page).
@@ -59,6 +60,11 @@ pub struct Tokens {
 impl Tokens {
     fn is_zero(&self) -> bool {
         *self == Tokens::default()
+    }
+
+    /// Its decodes as other gateways are told of them.
+    pub fn decodes(&self) -> Decodes {
+        Decodes { tokens: self.decode, charges: self.decodes, since_us: self.since_us }
     }
 
     /// For how long its decodes have been charged, in seconds, all together.

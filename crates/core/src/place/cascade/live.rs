@@ -16,6 +16,7 @@ use super::pick::{self, Picked, Pool, Terms};
 use super::pool::{Leg, Legs, Nobody, Sorted, Wanted, sort};
 use super::resolve::Routing;
 use super::sessions::Turn;
+use super::shared::Remote;
 use super::sight::{Candidate, Sight};
 use super::yard::{Part, Pod, Yard};
 use super::{Cascade, tokens};
@@ -184,9 +185,7 @@ impl<'a> Decision<'a> {
         dice: &mut Dice,
         receipt: &mut Receipt,
     ) -> Result<Option<Placement>, Nobody> {
-        let charges =
-            self.knobs().prefill_score.charges() || self.knobs().decode_score == DecodeScore::TokenLoad;
-        let mut open = charges.then(|| self.cascade.books.open());
+        let mut open = self.books(self.knobs().prefill_score.charges());
         let see = |legs: &Legs| legs.iter().map(|leg| self.see(*leg, &sorted, open.as_deref())).collect();
         let mut pool = Pool {
             prefill: see(&sorted.prefill),
@@ -305,8 +304,25 @@ impl<'a> Decision<'a> {
         if let Some(tokens) = open.map(|open| open.ledger.tokens(seat.slot)) {
             (sight.active_tokens, sight.kv_tokens) = (tokens.active, tokens.kv);
             (sight.decode_tokens, sight.decode_secs) = (tokens.decode, tokens.decode_secs(self.look.now));
+            sight.remote = self.elsewhere(pod, open);
         }
         Candidate { name: &pod.seat.worker.id, at, roleset, sight }
+    }
+
+    /// What other gateways have charged the worker with.
+    fn elsewhere(&self, pod: &Pod, open: Option<&Open>) -> Remote {
+        let counts = pod.part == Part::Decode && self.knobs().decode_score == DecodeScore::TokenLoad;
+        let open = open.filter(|_| counts);
+        open.map(|open| open.others.on(pod.seat.slot, self.look.now)).unwrap_or_default()
+    }
+
+    /// The books, where scores or charges go by them: of the prefill, or of the decode.
+    fn books(&self, of_prefill: bool) -> Option<MutexGuard<'a, Open>> {
+        let of_decode = self.knobs().decode_score == DecodeScore::TokenLoad;
+        if of_decode {
+            self.cascade.books.want_others();
+        }
+        (of_decode || of_prefill).then(|| self.cascade.books.open())
     }
 
     fn charge(
@@ -395,8 +411,7 @@ impl<'a> Decision<'a> {
         let mut tries = 0;
         loop {
             receipt.again();
-            let charges = kv.is_some() || knobs.decode_score == DecodeScore::TokenLoad;
-            let mut open = charges.then(|| self.cascade.books.open());
+            let mut open = self.books(kv.is_some());
             let own = |at: &usize| {
                 let pod = &self.yard.pods[*at];
                 pod.part == Part::Decode && pod.groups.contains(&group)

@@ -5,7 +5,7 @@
 //! complete rolesets whose workers take a prompt of this length ([`pool`]). Two fast paths look for loads so uneven that
 //! nothing else counts ([`fast`]), adaptive bucket serving prefers a roleset by the prompt's length ([`serve`],
 //! [`bands`]), scores rank who is left ([`score`]), and the cheapest pair of one roleset wins ([`pick`]). Two scores go
-//! by tokens that workers are charged with ([`ledger`], [`sessions`], [`books`]). [`live`] walks the steps on the
+//! by tokens that workers are charged with ([`ledger`], [`sessions`], [`books`]), by this gateway and by others ([`shared`]). [`live`] walks the steps on the
 //! loads of this moment and takes the places.
 
 pub mod bands;
@@ -22,6 +22,7 @@ pub mod resolve;
 pub mod score;
 pub mod serve;
 pub mod sessions;
+pub mod shared;
 mod shown;
 pub mod sight;
 pub mod traffic;

@@ -6,6 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fast::Most;
 use super::knobs::{DecodeScore, Knobs, PrefillScore};
+use super::shared::Remote;
 use super::sight::Sight;
 
 /// A score and its terms.
@@ -171,10 +172,16 @@ fn tbt(sight: &Sight) -> Scored {
     }
 }
 
-/// Token load: the prompts that the decode holds, and what it may have generated for them since.
+/// Token load: the prompts that the decode holds, and what it may have generated for them since, whichever gateway sent
+/// them.
 fn resident(sight: &Sight, batch: &Batch, knobs: &Knobs) -> Scored {
     let tokens = sight.decode_tokens as f64;
     let rate = rate(sight).or(batch.rate).filter(|_| knobs.output_growth).unwrap_or_default();
     let growth = rate * sight.decode_secs;
-    Scored { score: tokens + growth, terms: smallvec![("decode_tokens", tokens), ("generated", growth)] }
+    let mut terms: Terms = smallvec![("decode_tokens", tokens), ("generated", growth)];
+    let (elsewhere, growth_there) = (sight.remote.tokens, rate * sight.remote.secs);
+    if sight.remote != Remote::default() {
+        terms.extend([("remote_tokens", elsewhere), ("remote_generated", growth_there)]);
+    }
+    Scored { score: tokens + growth + elsewhere + growth_there, terms }
 }

@@ -1,5 +1,7 @@
 //! A candidate as one decision sees it: plain numbers, taken once.
 
+use super::shared::Remote;
+
 /// What is known of one worker's load. What nobody reported is absent, and each rule says what that means to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sight {
@@ -26,6 +28,8 @@ pub struct Sight {
     /// Prompt tokens that a decode is charged with, and for how many seconds in all.
     pub decode_tokens: u64,
     pub decode_secs: f64,
+    /// The same as other gateways have charged it.
+    pub remote: Remote,
 }
 
 impl Sight {

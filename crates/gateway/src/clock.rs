@@ -32,6 +32,11 @@ impl Clock {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Nanoseconds since 1970, for names that are told apart by the moment. Never for measuring: it can jump.
+    pub fn unix_nanos(self) -> u128 {
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos())
+    }
+
     /// Seconds since 1970, for what people read. Never for measuring: it can jump.
     pub fn unix_seconds(self) -> u64 {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())

@@ -24,6 +24,7 @@ use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::entrance::Entrance;
 use crate::lane::Lane;
+use crate::ledger;
 use crate::registry::Registry;
 use crate::rooms::Rooms;
 use crate::telemetry::Telemetry;
@@ -65,6 +66,8 @@ pub struct Gateway {
     pub knobs: Arc<Knobs>,
     /// What workers say that they hold.
     pub kv: Arc<KvIndex>,
+    /// How sharing the decode ledger with other gateways goes, if it is shared.
+    pub ledger: Option<Arc<ledger::Standing>>,
     pub rules: Rules,
     pub timeouts: Timeouts,
     pub entrance: Arc<Entrance>,
@@ -109,6 +112,7 @@ impl Gateway {
             measure: Arc::default(),
             asking: Asking::of(config),
             strategies: strategies(config, &knobs).hearing(&kv),
+            ledger: ledger::Standing::of(config, &knobs),
             knobs,
             kv,
             rules: rules(config, handoff),

@@ -15,6 +15,7 @@ mod explain;
 pub mod gateway;
 pub mod hearing;
 pub mod lane;
+pub mod ledger;
 pub mod preflight;
 pub mod probe;
 mod recent;

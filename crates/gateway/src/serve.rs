@@ -29,6 +29,7 @@ use crate::entrance::Entrance;
 use crate::gateway::{Gateway, admission_rule};
 use crate::hearing;
 use crate::lane::Lane;
+use crate::ledger::{Sharing, Target};
 use crate::preflight;
 use crate::probe::{self, GaugeRule};
 use crate::registry::{self, Registry};
@@ -58,6 +59,8 @@ pub struct Running {
     stop: watch::Sender<Stop>,
     /// The pre-flight's board and the task that works at it.
     preflight: Option<(Arc<preflight::Desk>, tokio::task::JoinHandle<()>)>,
+    /// Shares the decode ledger with other gateways.
+    sharing: Option<Sharing>,
     /// What runs beside the lanes until the end.
     tasks: Vec<tokio::task::JoinHandle<()>>,
     lanes: Vec<(Arc<Lane>, JoinHandle<()>)>,
@@ -96,6 +99,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let measure = tokenizers::measure(&config.affinity.tokenizers, config.aibrix.bucketing);
     let measure = measure.map_err(StartError)?;
     let discovery = Discovery::open(&config).map_err(StartError)?;
+    let redis = Target::of(&config.redis).map_err(StartError)?;
     let listener = listen(config.server_address(), "--port").await?;
     let metrics = listen(config.metrics_address(), "--prometheus-port").await?;
     let health = match config.health_address() {
@@ -112,6 +116,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     gateway.measure = Arc::new(measure);
     let gateway = Arc::new(gateway);
     let preflight = attend(&config, &gateway, seed);
+    let sharing = Sharing::begin(redis, &config.redis, &gateway, seed);
     registry.start();
     let discovery = discovery.map(|found| found.begin(registry.clone(), telemetry.clone()));
     let hearing = hear(&config, &gateway);
@@ -130,7 +135,7 @@ pub async fn start(config: Config, seed: u64, log_drops: Drops) -> Result<Runnin
     let acceptor = tokio::spawn(accept(listener, Doors { doors, max, tls }, stopped));
     let lanes = lanes.into_iter().map(|l| (l.lane, l.thread)).collect();
     let tasks = [acceptor, metrics, gauges, janitor, hearing].into_iter().chain(discovery).collect();
-    Ok(Running { address, metrics_address, health_address, gateway, stop, preflight, tasks, lanes })
+    Ok(Running { address, metrics_address, health_address, gateway, stop, preflight, sharing, tasks, lanes })
 }
 
 /// Begins the pre-flight, unless it is switched off.
@@ -217,6 +222,7 @@ fn setup(
         looks: checked.tally().looks(),
         preflight: standings(&checked),
         charged: gateway(&house).map(|g| charged(&g)).unwrap_or_default(),
+        shared: gateway(&house).and_then(|g| g.ledger.as_ref()?.show()),
         bands: gateway(&house)
             .and_then(|g| g.strategies.cascade().map(Cascade::band_maxima))
             .unwrap_or_default(),
@@ -289,6 +295,9 @@ impl Running {
         if let Some((desk, task)) = &self.preflight {
             let _ = tokio::time::timeout(LAST_TRIALS, idle(desk)).await;
             task.abort();
+        }
+        if let Some(sharing) = self.sharing {
+            sharing.leave().await;
         }
         self.stop.send_replace(Stop::Now);
         self.gateway.registry.shutdown();

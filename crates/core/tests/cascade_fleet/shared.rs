@@ -271,16 +271,14 @@ fn what_may_not_have_arrived_is_written_again() {
     let slots = ["d1", "d2"].map(|id| seat(&fleet, id).slot);
     let held = [(slots[0], decodes(500, 1))];
     let mut posted = Posted::default();
-    let lost = posted.due(&held, &fleet, clock(), false);
-    posted.uncertain(Some(lost));
+    drop(posted.due(&held, &fleet, clock(), false));
     assert_eq!(posted.hashes().count(), 1, "something may be there");
     let due = posted.due(&[], &fleet, clock(), false);
     assert_eq!(due.writes, [delete("d1")], "even if it is held no more");
-    posted.uncertain(Some(due));
     let due = posted.due(&[(slots[1], decodes(7, 1))], &fleet, clock(), false);
     assert_eq!(due.writes, [set("d2", "7,1,2000000000"), delete("d1")]);
     posted.written(due);
-    posted.uncertain(None);
+    posted.uncertain();
     let due = posted.due(&[(slots[1], decodes(7, 1))], &fleet, clock(), false);
     assert_eq!(due.writes, [set("d2", "7,1,2000000000")], "Redis was restarted");
     posted.written(due);

@@ -121,6 +121,9 @@ fn pairs_of_settings(config: &Config, sources: &Sources) -> Result<(), ConfigErr
         );
     }
     discovery(config)?;
+    if config.redis.ca_path.is_some() && config.redis.host.is_some() && !config.redis.tls {
+        return conflict("--redis-ca-path needs --redis-tls");
+    }
     load(config)?;
     doubled_workers(config)
 }
@@ -256,6 +259,12 @@ pub(super) fn warnings(config: &Config, sources: &Sources) -> Vec<String> {
         let given = OF_PODS.into_iter().filter(|flag| sources.given(flag));
         let lost = |flag| format!("{} has no effect without --discovery-file", sources.name(flag));
         warnings.extend(given.map(lost));
+    }
+    let lost =
+        ["redis-password", "redis-tls", "redis-ca-path"].into_iter().filter(|flag| sources.given(flag));
+    if config.redis.host.is_none() {
+        let why = "no Redis is named (--redis-host)";
+        warnings.extend(lost.map(|flag| format!("{} has no effect: {why}", sources.name(flag))));
     }
     let workers = &config.workers;
     if workers.dp_minimum_tokens_scheduler && !workers.dp_aware {

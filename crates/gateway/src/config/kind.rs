@@ -304,6 +304,15 @@ pub const MAYBE_SECRET: Kind<Option<Secret>> = Kind {
     show: |v| json!(v.as_ref().map(|_| Secret::MASK)),
 };
 
+/// A key of somebody else's that may be empty: no key then.
+pub const MAYBE_PASSWORD: Kind<Option<Secret>> = Kind {
+    read: |items| match single(items)? {
+        "" => Ok(None),
+        text => Secret::new(text).map(Some),
+    },
+    ..MAYBE_SECRET
+};
+
 pub const SECRETS: Kind<Vec<Secret>> = Kind {
     shape: Shape::List,
     value_name: "KEY",

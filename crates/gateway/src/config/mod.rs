@@ -33,7 +33,7 @@ pub use error::ConfigError;
 pub(crate) use error::nearest;
 pub use groups::{
     Admission, Affinity, Auth, Breaker, Cors, Discovery, Handoff, Health, Limits, Load, Log, Metrics, Policy,
-    Retry, Server, Timeouts, Tls, Trace, Workers,
+    Redis, Retry, Server, Timeouts, Tls, Trace, Workers,
 };
 pub use value::{
     AssignmentMode, CacheIndex, Concurrency, CorsOrigins, DiscoveryProvider, EncodePolicy, KvConnectorType,
@@ -65,6 +65,7 @@ pub struct Config {
     pub discovery: Discovery,
     pub load: Load,
     pub affinity: Affinity,
+    pub redis: Redis,
     /// AIBrix's variables of routing, which have no flags.
     pub aibrix: Knobs,
 }
@@ -91,6 +92,7 @@ pub fn settings() -> impl Iterator<Item = &'static Setting> {
         Discovery::SETTINGS,
         Load::SETTINGS,
         Affinity::SETTINGS,
+        Redis::SETTINGS,
     ]
     .into_iter()
     .flatten()

@@ -176,6 +176,14 @@ scraped! {
     ledger_kv: Gauges "pd_token_load_kv_tokens" [namespace, pod_name], "tokens", Aibrix;
     /// Prompt tokens of the requests that the worker decodes, as the decode policy token_load charges them.
     ledger_decode: Gauges "pd_token_load_decode_tokens" [namespace, pod_name], "tokens", Aibrix;
+    /// 1: the decode ledger is shared with other gateways. 0: Redis is away, only own charges count. This and the next three once decodes are scored by token_load with --redis-host.
+    shared_up: Gauges "baton_shared_ledger_up" [], "", Baton;
+    /// Other gateways alive, as of the last look.
+    shared_instances: Gauges "baton_shared_ledger_instances" [], "gateways", Baton;
+    /// Time since others' charges were last heard of; above 3 they do not count.
+    shared_age: Gauges "baton_shared_ledger_age_seconds" [], "seconds", Baton;
+    /// Failures of Redis by what was attempted: connect, write, look.
+    shared_failures: Totals "baton_shared_ledger_failures_total" [attempt], "attempts", Baton;
     /// The longest prompt that the roleset is banded to.
     band_max: Gauges "pd_bucket_serve_band_max" [roleset], "tokens", Aibrix;
 

@@ -17,6 +17,7 @@ use prometheus::{Registry, TextEncoder};
 use super::families::{Recorded, Scraped, table};
 use super::family::{self, OTHER};
 use super::labels;
+use crate::ledger::{Attempt, Shown};
 use crate::registry::PROVIDER;
 
 /// Counts that only the shell knows at the moment.
@@ -42,6 +43,8 @@ pub struct Live {
     pub charged: Vec<Charged>,
     /// The longest prompt of each roleset's bands.
     pub bands: BTreeMap<String, u64>,
+    /// How sharing the decode ledger goes, once it has begun.
+    pub shared: Option<Shown>,
 }
 
 /// What is remembered of prompts.
@@ -113,6 +116,22 @@ impl Live {
         }
         for (roleset, max) in &self.bands {
             scraped.band_max.set([roleset], *max as f64);
+        }
+        if let Some(shared) = &self.shared {
+            self.show_shared(shared, scraped);
+        }
+    }
+}
+
+impl Live {
+    fn show_shared(&self, shared: &Shown, scraped: &Scraped) {
+        scraped.shared_up.set([], f64::from(u8::from(shared.up)));
+        scraped.shared_instances.set([], shared.instances as f64);
+        if let Some(heard) = shared.heard {
+            scraped.shared_age.set([], self.now.since(heard).as_secs_f64());
+        }
+        for (what, failures) in Attempt::ALL.into_iter().zip(shared.failures) {
+            scraped.shared_failures.add([what.as_str()], failures);
         }
     }
 }

@@ -149,7 +149,8 @@ pub struct Posted {
 }
 
 impl Posted {
-    /// What differs from what Redis has; with `again` everything that is held. Workers that share a hash add up.
+    /// What differs from what Redis has; with `again` everything that is held. Workers that share a hash add up. Until it
+    /// is [`Posted::written`] nobody knows whether Redis has it.
     pub fn due(&mut self, held: &[(u32, Decodes)], fleet: &Fleet, clock: RedisClock, again: bool) -> Due {
         let name = |slot: &u32| {
             let seat = fleet.seat(*slot).map(|seat| key(&seat.worker));
@@ -175,6 +176,9 @@ impl Posted {
             due.writes.push(Write::Delete { key: name.clone() });
         }
         due.after = wanted.into_iter().map(|(name, own)| (name.to_owned(), Some(own))).collect();
+        for (Write::Set { key, .. } | Write::Delete { key }) in &due.writes {
+            self.sent.insert(key.clone(), None);
+        }
         due
     }
 
@@ -183,9 +187,8 @@ impl Posted {
         self.sent = due.after;
     }
 
-    /// It may have arrived or not, and what was there may be gone: all of it is written anew.
-    pub fn uncertain(&mut self, due: Option<Due>) {
-        self.sent.extend(due.map(|due| due.after).unwrap_or_default());
+    /// What Redis had may be gone: all of it is written anew.
+    pub fn uncertain(&mut self) {
         self.sent.values_mut().for_each(|own| *own = None);
     }
 

@@ -3,6 +3,7 @@
 mod discovery;
 mod handoff;
 mod policy;
+mod redis;
 mod resilience;
 mod server;
 mod telemetry;
@@ -11,6 +12,7 @@ mod workers;
 pub use discovery::Discovery;
 pub use handoff::Handoff;
 pub use policy::{Affinity, Load, Policy};
+pub use redis::Redis;
 pub use resilience::{Admission, Breaker, Health, Retry};
 pub use server::{Auth, Cors, Limits, Server, Timeouts, Tls};
 pub use telemetry::{Log, Metrics, Trace};

@@ -1,0 +1,157 @@
+//! What is said to Redis, and what its answers mean.
+
+use std::collections::HashMap;
+
+use baton_core::place::cascade::shared::{INSTANCES_KEY, KEPT_FOR, Reading, Write};
+use redis::{Pipeline, Value, cmd, pipe};
+
+/// Instances that are heeded at all, those seen last.
+const INSTANCES_HEARD: usize = 4096;
+
+/// A batch of writes: what is charged, fields of gateways that are gone, and with `beat` a sign of life at that moment.
+pub fn writes(own: &[u8], writes: &[Write], pruned: &[(String, Vec<u8>)], beat: Option<i64>) -> Pipeline {
+    let kept_ms = KEPT_FOR.as_millis() as i64;
+    let mut pipe = pipe();
+    if let Some(now_ms) = beat {
+        pipe.cmd("TIME");
+        pipe.cmd("ZADD").arg(INSTANCES_KEY).arg(now_ms).arg(own);
+        pipe.cmd("PEXPIRE").arg(INSTANCES_KEY).arg(kept_ms);
+        let forgotten = format!("({}", now_ms.saturating_sub(kept_ms));
+        pipe.cmd("ZREMRANGEBYSCORE").arg(INSTANCES_KEY).arg("-inf").arg(forgotten);
+    }
+    for write in writes {
+        match write {
+            Write::Set { key, value } => {
+                pipe.cmd("HSET").arg(key).arg(own).arg(value);
+                pipe.cmd("PEXPIRE").arg(key).arg(kept_ms);
+            }
+            Write::Delete { key } => {
+                pipe.cmd("HDEL").arg(key).arg(own);
+            }
+        }
+    }
+    for (key, instance) in pruned {
+        pipe.cmd("HDEL").arg(key).arg(instance.as_slice());
+    }
+    pipe
+}
+
+/// The question for Redis' time alone.
+pub fn time() -> Pipeline {
+    let mut pipe = pipe();
+    pipe.add_command(cmd("TIME"));
+    pipe
+}
+
+/// Redis' time in microseconds since 1970, from the first of these answers.
+///
+/// # Errors
+/// It is none.
+pub fn micros(answers: &[Value]) -> Result<u64, String> {
+    let parts = answers.first().map(texts).unwrap_or_default();
+    let number = |at: usize| std::str::from_utf8(parts.get(at)?).ok()?.parse::<u64>().ok();
+    let micros = number(0).and_then(|secs| secs.checked_mul(1_000_000)?.checked_add(number(1)?));
+    micros
+        .filter(|micros| i64::try_from(*micros).is_ok())
+        .ok_or_else(|| "TIME was not answered with a time".to_owned())
+}
+
+/// The question who is alive and what each of these hashes holds.
+pub fn look<'a>(keys: impl Iterator<Item = &'a String>, now_ms: i64) -> Pipeline {
+    let since = now_ms.saturating_sub(KEPT_FOR.as_millis() as i64);
+    let mut pipe = pipe();
+    pipe.cmd("ZREVRANGEBYSCORE").arg(INSTANCES_KEY).arg("+inf").arg(since);
+    pipe.arg("WITHSCORES").arg("LIMIT").arg(0).arg(INSTANCES_HEARD);
+    for key in keys {
+        pipe.cmd("HGETALL").arg(key);
+    }
+    pipe
+}
+
+/// What was answered to [`look`] with these hashes.
+pub fn reading(keys: impl Iterator<Item = String>, answers: &[Value]) -> Reading {
+    let (seen, hashes) = answers.split_first().unwrap_or((&Value::Nil, &[]));
+    let score = |text: &[u8]| Some(std::str::from_utf8(text).ok()?.parse::<f64>().ok()? as i64);
+    let seen = pairs(seen).filter_map(|(instance, at)| Some((instance, score(&at)?)));
+    let seen: HashMap<_, _> = seen.collect();
+    let hashes = keys.zip(hashes).map(|(key, fields)| (key, pairs(fields).collect())).collect();
+    Reading { seen, hashes }
+}
+
+/// The farewell: everything of this gateway is taken back.
+pub fn farewell<'a>(own: &[u8], keys: impl Iterator<Item = &'a str>) -> Pipeline {
+    let mut pipe = pipe();
+    for key in keys {
+        pipe.cmd("HDEL").arg(key).arg(own);
+    }
+    pipe.cmd("ZREM").arg(INSTANCES_KEY).arg(own);
+    pipe
+}
+
+fn texts(value: &Value) -> Vec<Vec<u8>> {
+    let Value::Array(items) = value else { return Vec::new() };
+    let text = |item: &Value| match item {
+        Value::BulkString(text) => text.clone(),
+        Value::SimpleString(text) => text.clone().into_bytes(),
+        Value::Int(number) => number.to_string().into_bytes(),
+        _ => Vec::new(),
+    };
+    items.iter().map(text).collect()
+}
+
+fn pairs(value: &Value) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    let mut texts = texts(value).into_iter();
+    std::iter::from_fn(move || Some((texts.next()?, texts.next()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(texts: &[&str]) -> Value {
+        Value::Array(texts.iter().map(|t| Value::BulkString(t.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn answers_of_redis() {
+        assert_eq!(micros(&[bulk(&["1732963200", "25"])]), Ok(1_732_963_200_000_025));
+        for bad in [bulk(&["1"]), bulk(&["x", "1"]), bulk(&["99999999999999999", "1"]), Value::Nil] {
+            assert!(micros(&[bad.clone()]).is_err(), "{bad:?}");
+        }
+        assert!(micros(&[]).is_err());
+        let keys = || ["a", "b"].map(str::to_owned).into_iter();
+        let answers =
+            [bulk(&["gw:1", "1732963200123", "gw:2", "x", "odd"]), bulk(&["gw:1", "1,2,3"]), Value::Nil];
+        let read = reading(keys(), &answers);
+        assert_eq!(read.seen, [(b"gw:1".to_vec(), 1_732_963_200_123)].into());
+        let due = [("a".to_owned(), vec![(b"gw:1".to_vec(), b"1,2,3".to_vec())]), ("b".to_owned(), vec![])];
+        assert_eq!(read.hashes, due);
+        assert!(reading(keys(), &[]).hashes.is_empty());
+    }
+
+    #[test]
+    fn what_is_said_to_redis() {
+        let packed = |pipe: &Pipeline| {
+            let text = String::from_utf8(pipe.get_packed_pipeline()).unwrap();
+            let words = text.lines().filter(|line| !line.starts_with('$'));
+            words.map(|word| if word.starts_with('*') { "|" } else { word }).collect::<Vec<_>>().join(" ")
+        };
+        let set = Write::Set { key: "k".into(), value: "1,2,3".into() };
+        let all = [set, Write::Delete { key: "l".into() }];
+        assert_eq!(
+            packed(&writes(b"me:1", &all, &[("m".into(), b"gone".to_vec())], Some(700_000))),
+            "| TIME | ZADD aibrix:rrq:gateways 700000 me:1 | PEXPIRE aibrix:rrq:gateways 600000 \
+             | ZREMRANGEBYSCORE aibrix:rrq:gateways -inf (100000 | HSET k me:1 1,2,3 | PEXPIRE k 600000 \
+             | HDEL l me:1 | HDEL m gone"
+        );
+        assert!(writes(b"me:1", &[], &[], None).is_empty());
+        assert_eq!(
+            packed(&look(["k".to_owned()].iter(), 700_000)),
+            "| ZREVRANGEBYSCORE aibrix:rrq:gateways +inf 100000 WITHSCORES LIMIT 0 4096 | HGETALL k"
+        );
+        assert_eq!(
+            packed(&farewell(b"me:1", ["k"].into_iter())),
+            "| HDEL k me:1 | ZREM aibrix:rrq:gateways me:1"
+        );
+    }
+}

@@ -17,6 +17,7 @@ use baton_core::place::cascade::books::{self, Books, SWEEP};
 use baton_core::place::cascade::knobs::Knobs;
 use baton_core::place::cascade::ledger::{Charge, Stale};
 use baton_core::place::cascade::resolve::{Routing, resolve};
+use baton_core::place::cascade::shared::{Others, Reading, RedisClock, key, keys};
 use baton_core::place::cascade::yard;
 use baton_core::place::receipt::Receipt;
 use baton_core::place::{self, Computed, Look, Miss, Strategies, Strategy, Taken};
@@ -35,12 +36,16 @@ use super::state::State;
 use crate::config::Config;
 use crate::edge::{answer::REQUEST_ID, hints, http::malformed};
 use crate::gateway;
+use crate::ledger;
 use crate::probe::{ANSWER_MAX_BYTES, Facts, context_said};
 use crate::registry::Settings;
 use crate::tokenizers;
 
 /// When a scenario begins. Not at zero, which is what a worker that was never chosen shows.
 const BEGIN: Duration = Duration::from_secs(1);
+
+/// What Redis' clock shows then, in microseconds.
+const REDIS_BEGINS_US: u64 = 1_000_000_000;
 
 /// What goes back with a prefill's answer, and with the end of a request.
 type Charged = (Option<books::Held>, Option<books::Held>);
@@ -224,6 +229,11 @@ impl World<'_> {
         scenario.beyond.apply(Arc::make_mut(&mut knobs));
         let strategies = gateway::strategies(config, &knobs);
         let seats: Vec<Arc<Seat>> = fleet.seats().cloned().collect();
+        if let Strategy::Cascade(cascade) = &strategies.pd
+            && ledger::shares(config, &knobs)
+        {
+            cascade.books().hear(Arc::new(elsewhere(&fleet, &seats, &scenario.workers)));
+        }
         let mut charged = Vec::new();
         for (seat, member) in seats.iter().zip(&scenario.workers) {
             if let Strategy::Cascade(cascade) = &strategies.pd {
@@ -482,6 +492,23 @@ impl Flight {
         self.kv_charge = legs[1].as_ref().and_then(Taken::kv_charge);
         self.legs = legs;
     }
+}
+
+/// What other gateways have charged workers with.
+fn elsewhere(fleet: &Fleet, seats: &[Arc<Seat>], members: &[Member]) -> Others {
+    let begin = Instant::ZERO.after(BEGIN);
+    let clock = RedisClock::measured(REDIS_BEGINS_US, begin, begin);
+    let mut reading = Reading::default();
+    for (seat, member) in seats.iter().zip(members) {
+        let mut fields = Vec::new();
+        for own in &member.load.remote {
+            let instance = own.instance.clone().into_bytes();
+            reading.seen.insert(instance.clone(), clock.millis(own.seen.after(BEGIN)));
+            fields.push((instance, own.value.clone().into_bytes()));
+        }
+        reading.hashes.push((key(&seat.worker), fields));
+    }
+    Others::of(&reading, &[], &keys(fleet), clock)
 }
 
 fn each_of_both<'a>(

@@ -2,6 +2,7 @@
 
 use baton_core::fleet::{Engine, Role};
 use baton_core::place::cascade::knobs::Knobs;
+use baton_core::place::cascade::shared::INSTANCES_MAX;
 use baton_core::time::Instant;
 use serde_json::Value;
 
@@ -99,6 +100,16 @@ pub struct Held {
     pub active_tokens: u64,
     pub kv_tokens: u64,
     pub decode_tokens: u64,
+    pub remote: Vec<Elsewhere>,
+}
+
+/// What another gateway has charged a worker with, as Redis holds it.
+pub struct Elsewhere {
+    line: usize,
+    pub instance: String,
+    pub value: String,
+    /// When the instance gave its last sign of life.
+    pub seen: Instant,
 }
 
 /// # Errors
@@ -123,6 +134,7 @@ pub fn parse(text: &str) -> Result<Scenario, Broken> {
     if let Some((line, _)) = workers.get(WORKERS_MAX) {
         return Err((*line, format!("there are more than {WORKERS_MAX} workers")));
     }
+    agree(workers.iter().flat_map(|(_, worker)| &worker.member.load.remote))?;
     let workers = named(workers)?;
     Ok(Scenario {
         env,
@@ -160,6 +172,17 @@ fn beyond(node: Node, what: &str) -> Result<Beyond, Broken> {
     let request_cost = keys.read("request_cost", read::whole)?;
     keys.end()?;
     Ok(Beyond { request_cost })
+}
+
+/// An instance gives its signs of life to all alike.
+fn agree<'a>(all: impl Iterator<Item = &'a Elsewhere>) -> Result<(), Broken> {
+    let mut seen = std::collections::HashMap::new();
+    for own in all {
+        if *seen.entry(own.instance.as_str()).or_insert(own.seen) != own.seen {
+            return Err((own.line, format!("instance {} has another seen_ms before", own.instance)));
+        }
+    }
+    Ok(())
 }
 
 /// A worker before it has its name.
@@ -285,8 +308,17 @@ fn load(node: Node, what: &str) -> Result<Held, Broken> {
         active_tokens: keys.read("active_tokens", read::whole)?.unwrap_or(0),
         kv_tokens: keys.read("kv_tokens", read::whole)?.unwrap_or(0),
         decode_tokens: keys.read("decode_tokens", read::whole)?.unwrap_or(0),
+        remote: keys.list("remote", |node, _| elsewhere(node))?,
     };
     keys.end()?;
+    if let Some(over) = held.remote.get(INSTANCES_MAX) {
+        return Err((over.line, format!("there are more than {INSTANCES_MAX} other gateways")));
+    }
+    for (at, own) in held.remote.iter().enumerate() {
+        if held.remote[..at].iter().any(|other| other.instance == own.instance) {
+            return Err((own.line, format!("instance {} is there already", own.instance)));
+        }
+    }
     Ok(held)
 }
 
@@ -311,6 +343,19 @@ fn counters(node: Node, what: &str) -> Result<Vec<(Counter, f64)>, Broken> {
         Ok((counter, read::number(node, &format!("{key} of {what}"))?))
     };
     entries.into_iter().map(read).collect()
+}
+
+fn elsewhere(node: Node) -> Result<Elsewhere, Broken> {
+    let mut keys = Keys::of(node, "what another gateway has charged")?;
+    let line = keys.line;
+    let instance = keys.read("instance", read::text)?.filter(|name| !name.is_empty());
+    let value = keys.read("value", read::text)?;
+    let seen = keys.read("seen_ms", request::moment)?.unwrap_or(Instant::ZERO);
+    keys.end()?;
+    let Some((instance, value)) = instance.zip(value) else {
+        return Err((line, "what another gateway has charged needs an instance and a value".to_owned()));
+    };
+    Ok(Elsewhere { line, instance, value, seen })
 }
 
 /// One mapping for each request, or one for all of them.

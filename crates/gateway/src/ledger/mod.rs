@@ -83,10 +83,15 @@ pub struct Shown {
     pub failures: [u64; Attempt::ALL.len()],
 }
 
+/// Is the decode ledger shared under these settings?
+pub fn shares(config: &Config, knobs: &Knobs) -> bool {
+    config.redis.host.is_some() && knobs.shared_ledger
+}
+
 impl Standing {
-    /// Of a gateway that shares its decode ledger, if its settings say so.
+    /// Of a gateway that shares its decode ledger.
     pub fn of(config: &Config, knobs: &Knobs) -> Option<Arc<Standing>> {
-        (config.redis.host.is_some() && knobs.shared_ledger).then(Arc::default)
+        shares(config, knobs).then(Arc::default)
     }
 
     /// `None`: nobody has scored decodes by tokens yet, and Redis was not spoken to.

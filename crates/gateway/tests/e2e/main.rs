@@ -33,6 +33,7 @@ mod ranks;
 mod relay;
 mod reuse;
 mod serving;
+mod shared;
 mod slow;
 mod smg;
 mod stopping;

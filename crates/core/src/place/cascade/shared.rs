@@ -176,7 +176,7 @@ impl Posted {
             due.writes.push(Write::Delete { key: name.clone() });
         }
         due.after = wanted.into_iter().map(|(name, own)| (name.to_owned(), Some(own))).collect();
-        for (Write::Set { key, .. } | Write::Delete { key }) in &due.writes {
+        for Write::Set { key, .. } | Write::Delete { key } in &due.writes {
             self.sent.insert(key.clone(), None);
         }
         due

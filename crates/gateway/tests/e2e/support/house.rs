@@ -183,6 +183,15 @@ impl Plan {
         house
     }
 
+    /// One more gateway for the engines of this house, which it knows as the first one does. Its own do not count.
+    pub async fn beside(self, house: &House) -> Running {
+        let running = serve::start(self.config(), 8, Drops::default()).await.unwrap();
+        for at in 0..house.fleet.engines().len() {
+            running.gateway.registry.add(house.spec(at)).unwrap();
+        }
+        running
+    }
+
     fn config(&self) -> Config {
         let mut args = self.args.clone();
         for (flag, quick) in QUICK.iter().filter(|(flag, _)| !self.args.iter().any(|a| a == flag)) {
@@ -240,12 +249,7 @@ impl House {
 
     /// A second gateway for the same engines, which it knows as the first one does.
     pub async fn beside(house: &House, args: &str) -> Running {
-        let plan = Plan::new(FleetSpec::default()).args(args);
-        let running = serve::start(plan.config(), 8, Drops::default()).await.unwrap();
-        for at in 0..house.fleet.engines().len() {
-            running.gateway.registry.add(house.spec(at)).unwrap();
-        }
-        running
+        Plan::new(FleetSpec::default()).args(args).beside(house).await
     }
 
     pub fn running(&self) -> &Running {

@@ -11,6 +11,7 @@ mod house;
 mod list;
 mod page;
 mod raw;
+mod redis;
 mod tap;
 
 use std::future::Future;
@@ -22,6 +23,7 @@ pub use house::{House, Plan, fault, on};
 pub use list::List;
 pub use page::Page;
 pub use raw::Raw;
+pub use redis::{Door, Redis, Way};
 pub use tap::{Gate, Seen, Step, Tap, sse};
 
 /// Longest wait for anything that must come about.

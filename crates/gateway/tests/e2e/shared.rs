@@ -3,10 +3,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use baton_core::place::cascade::books::Held;
+use baton_core::place::cascade::ledger::Charge;
 use baton_core::place::cascade::shared::Remote;
 use baton_gateway::gateway::Gateway;
-use baton_gateway::ledger::Shown;
+use baton_gateway::ledger::{Attempt, Shown};
 use baton_gateway::serve::Running;
 use baton_sim::Dialect;
 use rustls_pki_types::PrivateKeyDer;
@@ -17,7 +20,7 @@ use tokio_rustls::rustls::ServerConfig;
 use crate::support::{Ask, Door, House, PROMPT, Page, Plan, Redis, Streamed, Way, until};
 
 fn plan(way: &Way) -> Plan {
-    Plan::pairs(Dialect::Vllm, 1, 2).args(&way.args()).args("--redis-instance here").by_tokens()
+    Plan::pairs(Dialect::Vllm, 1, 2).args(&way.args()).env("POD_NAME", "here").by_tokens()
 }
 
 impl Plan {
@@ -28,8 +31,7 @@ impl Plan {
 
 /// A second gateway for the same engines, ready to serve.
 async fn beside(house: &House, way: &Way) -> Running {
-    let plan = plan(way).env("POD_NAME", "there").args("--redis-instance there");
-    let running = plan.beside(house).await;
+    let running = plan(way).args("--redis-instance there").beside(house).await;
     let gateway = running.gateway.clone();
     until("all workers are ready", || gateway.registry.load_full().seats().all(|s| s.pulse.in_service()))
         .await;
@@ -45,6 +47,19 @@ async fn decoding(address: SocketAddr) -> Streamed {
     let mut stream = endless().stream(address).await;
     stream.read_events(2).await;
     stream
+}
+
+/// A charge on the first decode that stays until it is dropped.
+fn hold(house: &House) -> (Held, Held) {
+    let charge = Charge {
+        prefill: None,
+        decode: Some((house.seat(1).slot, 1000)),
+        at: house.gateway().clock.now(),
+        ttl: Duration::ZERO,
+    };
+    let books = house.gateway().strategies.cascade().unwrap().books().clone();
+    let held = books.charge(&mut books.open(), charge);
+    held
 }
 
 /// What other gateways have on this engine, as requests see it now.
@@ -145,9 +160,9 @@ async fn a_gateway_that_was_not_seen_for_three_seconds_is_ignored() {
     let house = plan(&way).open().await;
     let other = beside(&house, &own).await;
     up(&other.gateway).await;
-    let stream = decoding(house.address).await;
+    let held = hold(&house);
     let busy = house.url(charged(&redis, &house, "here").await);
-    until("the other sees it", || elsewhere(&other.gateway, &busy).tokens > 0.0).await;
+    until("the other sees it", || elsewhere(&other.gateway, &busy).tokens == 1000.0).await;
     way.set(Door::Shut);
     down(house.gateway()).await;
     redis.put_forward(3001);
@@ -158,8 +173,8 @@ async fn a_gateway_that_was_not_seen_for_three_seconds_is_ignored() {
     quick.served(other.address).await;
     way.set(Door::Open);
     up(house.gateway()).await;
-    until("it is back", || elsewhere(&other.gateway, &busy).tokens > 0.0).await;
-    stream.leave();
+    until("it is back", || elsewhere(&other.gateway, &busy).tokens == 1000.0).await;
+    drop(held);
     close(&redis, house, Some(other)).await;
 }
 
@@ -192,24 +207,25 @@ async fn whatever_becomes_of_redis_requests_are_served() {
     let way = redis.way().await;
     let house = plan(&way).open().await;
     up(house.gateway()).await;
-    let stream = decoding(house.address).await;
-    for (door, what) in [(Door::Hangs, 1), (Door::Shut, 0), (Door::Shut, 0)] {
+    let held = hold(&house);
+    for (door, what) in [(Door::Hangs, Attempt::Connect), (Door::Shut, Attempt::Connect)] {
+        let what = what as usize;
         let before = shown(house.gateway()).failures;
         way.set(door);
         down(house.gateway()).await;
         for ask in [Ask::chat(PROMPT, 3), Ask::chat(PROMPT, 3).streamed()] {
             ask.served(house.address).await;
         }
-        until("attempts fail", || shown(house.gateway()).failures[what] >= before[what].min(1)).await;
+        until("attempts fail", || shown(house.gateway()).failures[what] > before[what]).await;
         // It may have been restarted meanwhile, and know nothing.
         redis.forget();
         way.set(Door::Open);
         up(house.gateway()).await;
-        charged(&redis, &house, "here").await;
+        assert_eq!(charged(&redis, &house, "here").await, 1);
     }
     let page = house.page().await;
-    assert!(page.sum("baton_shared_ledger_failures_total", &["attempt=\"connect\""]) >= 1.0);
-    stream.leave();
+    assert!(page.sum("baton_shared_ledger_failures_total", &["attempt=\"connect\""]) >= 2.0);
+    drop(held);
     close(&redis, house, None).await;
 }
 

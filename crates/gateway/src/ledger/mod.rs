@@ -20,7 +20,7 @@ use baton_core::place::cascade::shared::{self, BEAT, Orphans, Others, PRUNE_EVER
 use baton_core::time::Instant;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant as Moment, sleep, sleep_until};
+use tokio::time::{sleep, sleep_until};
 use uuid::Uuid;
 
 pub use link::{ANSWER_MAX_BYTES, TIMEOUT, Target};
@@ -131,13 +131,13 @@ impl Sharing {
             standing,
             changed,
             target,
-            dice: Dice::new(seed ^ 0x1ed6_e4),
+            dice: Dice::new(seed ^ 0x001e_d6e4),
             clock: RedisClock::default(),
             posted: Posted::default(),
             orphans: Orphans::default(),
-            pruned: Moment::now(),
+            pruned: gateway.clock.now(),
             to_prune: Vec::new(),
-            wanted: Moment::now(),
+            wanted: gateway.clock.now(),
             link: None,
         };
         let (leave, left) = oneshot::channel();
@@ -185,10 +185,10 @@ struct Desk {
     posted: Posted,
     orphans: Orphans,
     /// When orphans were last looked for, and those that are to go.
-    pruned: Moment,
+    pruned: Instant,
     to_prune: Vec<(String, Vec<u8>)>,
     /// When decodes were last scored by tokens.
-    wanted: Moment,
+    wanted: Instant,
     link: Option<Link>,
 }
 
@@ -246,33 +246,33 @@ impl Desk {
             Err(why) => return (Attempt::Connect, why),
         }
         self.posted.uncertain();
-        let (mut beat, mut look, mut write) = (Moment::now(), Moment::now(), Moment::now());
+        let (clock, changed) = (self.gateway.clock, self.changed.clone());
+        let (mut beat, mut look, mut write) = (clock.now(), clock.now(), clock.now());
         let mut first = true;
         loop {
-            let changed = self.changed.clone();
             let change = async {
-                sleep_until(write).await;
+                sleep_until(clock.timer(write)).await;
                 changed.0.notified().await;
             };
             tokio::select! {
                 biased;
-                () = sleep_until(beat) => {
+                () = sleep_until(clock.timer(beat)) => {
                     if let Err(why) = self.write(true).await {
                         return (Attempt::Write, why);
                     }
-                    beat = Moment::now() + BEAT;
+                    beat = clock.now().after(BEAT);
                 }
-                () = sleep_until(look) => {
+                () = sleep_until(clock.timer(look)) => {
                     if let Err(why) = self.look().await {
                         return (Attempt::Look, why);
                     }
-                    look = Moment::now() + self.until_next_look();
+                    look = clock.now().after(self.until_next_look());
                 }
                 () = change => {
                     if let Err(why) = self.write(false).await {
                         return (Attempt::Write, why);
                     }
-                    write = Moment::now() + WRITE_EVERY;
+                    write = clock.now().after(WRITE_EVERY);
                     continue;
                 }
             }
@@ -327,8 +327,8 @@ impl Desk {
         self.standing.instances.store(alive as u64, Ordering::Relaxed);
         self.books.hear(Arc::new(Others::of(&reading, &self.own, &keys, self.clock)));
         self.standing.heard_us.store(now.as_micros().max(1), Ordering::Relaxed);
-        if self.pruned.elapsed() >= PRUNE_EVERY {
-            self.pruned = Moment::now();
+        if now.since(self.pruned) >= PRUNE_EVERY {
+            self.pruned = now;
             self.to_prune = self.orphans.look(&reading, &self.own);
         }
         Ok(())
@@ -342,9 +342,10 @@ impl Desk {
     }
 
     fn until_next_look(&mut self) -> Duration {
+        let now = self.gateway.clock.now();
         if self.books.was_wanted() {
-            self.wanted = Moment::now();
+            self.wanted = now;
         }
-        if self.wanted.elapsed() < WANTED_FOR { LOOK_EVERY } else { BEAT }
+        if now.since(self.wanted) < WANTED_FOR { LOOK_EVERY } else { BEAT }
     }
 }

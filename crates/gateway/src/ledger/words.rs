@@ -116,7 +116,7 @@ mod tests {
     fn answers_of_redis() {
         assert_eq!(micros(&[bulk(&["1732963200", "25"])]), Ok(1_732_963_200_000_025));
         for bad in [bulk(&["1"]), bulk(&["x", "1"]), bulk(&["99999999999999999", "1"]), Value::Nil] {
-            assert!(micros(&[bad.clone()]).is_err(), "{bad:?}");
+            assert!(micros(std::slice::from_ref(&bad)).is_err(), "{bad:?}");
         }
         assert!(micros(&[]).is_err());
         let keys = || ["a", "b"].map(str::to_owned).into_iter();

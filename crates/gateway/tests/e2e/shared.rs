@@ -58,8 +58,7 @@ fn hold(house: &House) -> (Held, Held) {
         ttl: Duration::ZERO,
     };
     let books = house.gateway().strategies.cascade().unwrap().books().clone();
-    let held = books.charge(&mut books.open(), charge);
-    held
+    books.charge(&mut books.open(), charge)
 }
 
 /// What other gateways have on this engine, as requests see it now.

@@ -198,13 +198,16 @@ impl Posted {
     }
 }
 
+/// The fields of a hash: each instance, and what it wrote.
+pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What Redis said at one look.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// Instances that gave a sign of life within [`KEPT_FOR`], and when, in milliseconds.
     pub seen: HashMap<Vec<u8>, i64>,
     /// The fields of each hash that was asked for.
-    pub hashes: Vec<(String, Vec<(Vec<u8>, Vec<u8>)>)>,
+    pub hashes: Vec<(String, Fields)>,
 }
 
 /// What another gateway has charged a pod with.

@@ -150,3 +150,27 @@ fn a_watchdog_s_limit_of_aibrix_s_is_seconds_and_nought_is_off() {
         (Some(7), None)
     );
 }
+
+#[test]
+fn a_redis_as_aibrix_names_it() {
+    let none = load_with("", &[("POD_NAME", "gw-0")]).unwrap();
+    assert_eq!((none.config.redis.host.clone(), none.warnings()), (None, vec![]));
+    let env = [("REDIS_HOST", "redis"), ("REDIS_PORT", "tcp://10.0.0.1:6379"), ("REDIS_PASSWORD", "")];
+    let open = load_with("", &env).unwrap();
+    let redis = &open.config.redis;
+    assert_eq!((redis.host.as_deref(), redis.port, &redis.password), (Some("redis"), 6379, &None));
+    assert_eq!(open.warnings(), Vec::<String>::new());
+    let odd = load_with("--redis-port 7000", &[("REDIS_PORT", "abc"), ("REDIS_HOST", "r")]).unwrap();
+    assert_eq!((odd.config.redis.port, odd.warnings().len()), (7000, 0), "the flag wins");
+    let odd = load_with("", &[("REDIS_PORT", "abc"), ("REDIS_HOST", "r")]).unwrap();
+    assert_eq!(odd.config.redis.port, 6379);
+    assert!(odd.warnings()[0].starts_with("REDIS_PORT abc: "), "{:?}", odd.warnings());
+    let closed = load_with("--redis-host r", &[("REDIS_PASSWORD", "sesame")]).unwrap();
+    assert_eq!(closed.config.redis.password.as_ref().unwrap().expose(), "sesame");
+    let shown = format!("{}{}{:?}", closed.to_yaml(), closed.config.describe(), closed.config);
+    assert!(!shown.contains("sesame"), "{shown}");
+    let idle = load_with("--redis-tls", &[("REDIS_PASSWORD", "sesame")]).unwrap().warnings();
+    assert!(idle.len() == 2 && idle.iter().all(|w| w.contains("no Redis is named")), "{idle:?}");
+    let bare = load("--redis-host r --redis-ca-path /ca.pem").unwrap_err().to_string();
+    assert!(bare.contains("--redis-ca-path needs --redis-tls"), "{bare}");
+}

@@ -90,7 +90,7 @@ fn families_are_there_before_anything_happened() {
     assert!(text.contains("\n# TYPE smg_pd_kv_transfer_failures_total counter\n"));
     let samples = stand.samples();
     let counted = samples.iter().filter(|line| line.contains("_total") && !line.ends_with(" 0"));
-    let outside = ["health_checks", "metrics_looks", "kv_choices", "prefix_index_evictions"];
+    let outside = ["health_checks", "metrics_looks", "kv_choices", "prefix_index_evictions", "shared_ledger"];
     let seen_from_outside = |line: &&String| outside.iter().any(|name| line.contains(name));
     assert_eq!(counted.filter(|line| !seen_from_outside(line)).count(), 0);
 }

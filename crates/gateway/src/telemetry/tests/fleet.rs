@@ -73,6 +73,12 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_retries_refused_total{endpoint="generate",worker_type="decode"} 0
         baton_retries_refused_total{endpoint="generate",worker_type="prefill"} 0
         baton_retries_refused_total{endpoint="generate",worker_type="regular"} 0
+        baton_shared_ledger_age_seconds 0.5
+        baton_shared_ledger_failures_total{attempt="connect"} 1
+        baton_shared_ledger_failures_total{attempt="look"} 3
+        baton_shared_ledger_failures_total{attempt="write"} 0
+        baton_shared_ledger_instances 2
+        baton_shared_ledger_up 1
         baton_tokenize_questions_total{result="busy"} 0
         baton_tokenize_questions_total{result="counted"} 0
         baton_tokenize_questions_total{result="failed"} 0

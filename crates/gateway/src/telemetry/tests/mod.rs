@@ -14,6 +14,7 @@ use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Sta
 use baton_core::time::Instant;
 
 use super::*;
+use crate::ledger::Shown;
 
 pub const POLICIES: Policies = Policies { prefill: "round_robin", decode: "least_load", whole: "random" };
 
@@ -56,6 +57,12 @@ impl Stand {
                     Charged { pod: "d-0".into(), decode: Some(7), ..Charged::default() },
                 ],
                 bands: [("short".to_owned(), 2048)].into(),
+                shared: Some(Shown {
+                    up: true,
+                    heard: Some(Instant::from_micros(8_500_000)),
+                    instances: 2,
+                    failures: [1, 0, 3],
+                }),
             }),
             log_drops: log::Drops::idle("stdout"),
         });

@@ -32,6 +32,7 @@ impl Knobs {
             k.hybrid_factor.to_string(),
             k.min_match_pct.to_string(),
             k.output_growth.to_string(),
+            k.shared_ledger.to_string(),
             secs(k.prefill_timeout),
             secs(k.abort_timeout),
             secs(k.abort_retry_delay),
@@ -60,8 +61,8 @@ mod tests {
                 3 => "token_load".to_owned(),
                 4 => "conductor".to_owned(),
                 17 => "0.25".to_owned(),
-                19 => "false".to_owned(),
-                26 => "pd".to_owned(),
+                19 | 20 => "false".to_owned(),
+                27 => "pd".to_owned(),
                 at => (at + 40).to_string(),
             })
         };

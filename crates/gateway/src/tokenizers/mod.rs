@@ -208,6 +208,24 @@ mod tests {
     }
 
     #[test]
+    fn engines_are_asked_where_they_are_named_and_no_other_tokenizer_is() {
+        let prompt = |model: &str| {
+            let body = format!(r#"{{"model":"{model}","prompt":"a"}}"#);
+            let body = Envelope::parse(body.into(), &baton_core::body::BodyLimits::default()).unwrap();
+            baton_core::prompt::Prompt::of(baton_core::ask::Api::Completions, body)
+        };
+        let one = measure(&[path(Some("m"), ENGINE)], false).unwrap();
+        assert!(one.asks(&prompt("m")) && !one.asks(&prompt("other")));
+        // AIBrix's default is left out: what engines have counted before is nearer.
+        let all = measure(&[path(None, ENGINE), path(Some("own"), BUILT_IN)], true).unwrap();
+        assert!(all.asks(&prompt("m")) && !all.asks(&prompt("own")));
+        assert!(all.tokenizer(Some("m")).is_none() && all.tokenizer(Some("own")).is_some());
+        // One beside it stands in for engines that say nothing.
+        let both = measure(&[path(None, ENGINE), path(None, BUILT_IN)], false).unwrap();
+        assert!(both.asks(&prompt("m")) && both.tokenizer(Some("m")).is_some());
+    }
+
+    #[test]
     fn a_path_that_is_no_tokenizer_says_so() {
         let wrong = measure(&[path(None, "/nowhere")], false).unwrap_err();
         assert!(

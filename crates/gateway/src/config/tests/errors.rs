@@ -279,6 +279,11 @@ fn what_has_no_effect_is_a_warning() {
     );
     assert_eq!(warnings("--selector a=b --discovery-file f"), [""; 0]);
     assert_eq!(
+        warnings("--tokenize-at-once 4 --tokenizer-path m=cl100k_base"),
+        ["--tokenize-at-once has no effect without --tokenizer-path engine"]
+    );
+    assert_eq!(warnings("--tokenize-timeout-ms 4 --tokenizer-path m=engine"), [""; 0]);
+    assert_eq!(
         warnings("--dp-minimum-tokens-scheduler"),
         ["--dp-minimum-tokens-scheduler has no effect without --dp-aware: there are no ranks to choose from"]
     );

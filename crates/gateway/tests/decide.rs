@@ -178,6 +178,11 @@ fn aibrixs_strategies_for_one_worker() {
 }
 
 #[test]
+fn what_becomes_of_legs() {
+    plays("legs", &[]);
+}
+
+#[test]
 fn the_same_seed_gives_the_same_answer() {
     let scenario = |seed: u64| {
         let requests = "  - {}\n".repeat(40);

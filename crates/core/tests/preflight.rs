@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
 use baton_core::handoff::Rules;
-use baton_core::preflight::{Board, FIRST_PAUSE, GIVE_UP, Outcome, State, Step, TRIALS_MAX, Trial};
+use baton_core::preflight::{
+    AGAIN_MAX, AGAIN_PAUSE, AGAIN_PAUSE_MAX, Board, FIRST_PAUSE, GIVE_UP, Outcome, State, Step, TRIALS_MAX,
+    Trial,
+};
 use baton_core::time::{Duration, Instant};
 
 const HOLD: Duration = Duration::from_secs(20);
@@ -181,6 +184,105 @@ fn patience_ends() {
     assert_eq!(t.state(1), Some(State::Proved), "what it said in the end counts");
 }
 
+/// A prefill that joins where all decodes are full is needed, and is not to blame.
+#[test]
+fn where_nobody_has_room_a_worker_serves_and_is_tried_when_there_is_some() {
+    let mut t = Table::new(fleet(2, 1));
+    [0, 2].into_iter().for_each(|slot| t.comes(slot));
+    t.ends(&Outcome::Proved);
+    t.comes(1);
+    assert!(!t.in_service(1));
+    t.ends(&Outcome::Crowded);
+    assert!(t.in_service(1), "at once");
+    assert_eq!(t.state(1), Some(State::Waiting));
+    assert_eq!(t.board.standing(1).unwrap().why.as_deref(), Some("the decode has no room"));
+    assert_eq!(t.state(2), Some(State::Proved), "nor is the decode");
+    t.wait(FIRST_PAUSE);
+    t.ends(&Outcome::Crowded);
+    assert_eq!((t.trials.len(), t.look()), (0, Some(t.now.after(FIRST_PAUSE * 2))), "it waits longer");
+    t.wait(FIRST_PAUSE * 2);
+    t.ends(&Outcome::Proved);
+    assert_eq!((t.state(1), t.look()), (Some(State::Proved), None));
+}
+
+#[test]
+fn a_worker_that_was_let_in_for_want_of_room_is_left_at_that_and_tried_later() {
+    let mut t = Table::new(fleet(1, 1));
+    (0..2).for_each(|slot| t.comes(slot));
+    t.ends(&Outcome::Crowded);
+    t.wait(GIVE_UP);
+    assert_eq!(t.state(0), Some(State::Unchecked));
+    assert_eq!(t.board.standing(0).unwrap().why.as_deref(), Some("no decode had room for a trial"));
+    if !t.trials.is_empty() {
+        t.ends(&Outcome::Crowded);
+    }
+    assert_eq!(t.look(), Some(t.now.after(AGAIN_PAUSE)));
+    t.wait(AGAIN_PAUSE);
+    t.ends(&Outcome::Proved);
+    assert_eq!(t.state(0), Some(State::Proved));
+}
+
+#[test]
+fn a_decode_with_room_is_tried_before_one_without() {
+    let mut full = worker(1, Role::Decode);
+    full.labels.insert("max_num_seqs".into(), "1".into());
+    let seats = [worker(0, Role::Prefill), full, worker(2, Role::Decode)];
+    let seats = (0..).zip(seats).map(|(slot, worker)| FleetChange::Join(Seat::new(slot, worker)));
+    let mut t = Table::new(Fleet::new(PairingMode::Lenient).with(seats));
+    let _full = t.seat(1).load.take();
+    let _more = [t.seat(2).load.take(), t.seat(2).load.take()];
+    for slot in [1, 2] {
+        t.seat(slot).pulse.set_status(Status::Ready);
+    }
+    t.comes(0);
+    assert_eq!(t.trials[0].decode.slot, 2, "it has more to do, and room");
+}
+
+/// What was wrong was mended without a restart of the worker that was blamed.
+#[test]
+fn a_worker_that_was_given_up_is_tried_again_later_and_so_often() {
+    let given_up = || {
+        let mut t = Table::new(fleet(1, 1));
+        (0..2).for_each(|slot| t.comes(slot));
+        t.ends(&failed());
+        t.wait(GIVE_UP);
+        if !t.trials.is_empty() {
+            t.ends(&failed());
+        }
+        assert_eq!((t.state(0), t.state(1)), (Some(State::Failed), Some(State::Failed)));
+        assert!(t.in_service(0) && t.in_service(1));
+        t
+    };
+    let mut t = given_up();
+    let begun = t.begun;
+    let next = t.look().unwrap();
+    assert_eq!((next, t.begun), (t.now.after(AGAIN_PAUSE), begun));
+    t.wait(AGAIN_PAUSE);
+    assert_eq!(t.begun, begun + 1);
+    assert!(t.in_service(0) && t.in_service(1), "nobody is held for it");
+    t.ends(&Outcome::Proved);
+    assert_eq!((t.state(0), t.state(1), t.look()), (Some(State::Proved), Some(State::Proved), None));
+
+    let mut t = given_up();
+    let begun = t.begun;
+    let mut pauses = Vec::new();
+    while let Some(next) = t.look() {
+        pauses.push(next.since(t.now));
+        t.now = next;
+        t.look();
+        t.ends(&failed());
+    }
+    assert_eq!(t.begun - begun, AGAIN_MAX as usize, "{pauses:?}");
+    assert_eq!(pauses[..3], [AGAIN_PAUSE, AGAIN_PAUSE * 2, AGAIN_PAUSE * 4]);
+    assert_eq!(pauses.last(), Some(&AGAIN_PAUSE_MAX));
+    assert_eq!(t.state(1), Some(State::Failed));
+    // Another life begins anew.
+    t.seat(1).pulse.reborn();
+    t.look();
+    t.ends(&Outcome::Proved);
+    assert_eq!(t.state(1), Some(State::Proved));
+}
+
 #[test]
 fn a_hold_of_zero_holds_nobody_and_tries_all_the_same() {
     let mut t = Table::holding(fleet(1, 1), Duration::ZERO);
@@ -352,7 +454,7 @@ enum Event {
     Wait(Duration),
 }
 
-const OUTCOMES: usize = 3;
+const OUTCOMES: usize = 4;
 
 fn happen(t: &mut Table, event: Event) {
     match event {
@@ -361,7 +463,7 @@ fn happen(t: &mut Table, event: Event) {
             _ => t.comes(slot),
         },
         Event::Ends(_) if t.trials.is_empty() => {}
-        Event::Ends(how) => drop(t.ends(&[Outcome::Proved, degraded(), failed()][how])),
+        Event::Ends(how) => drop(t.ends(&[Outcome::Proved, degraded(), failed(), Outcome::Crowded][how])),
         Event::Wait(time) => t.wait(time),
     }
 }

@@ -7,13 +7,19 @@
 //! - A decode takes part in one trial at a time, because its counters are one for all.
 //! - A worker whose partner is not there yet is not held: its requests could not be served anyway, and the partner
 //!   is held when it comes.
+//! - One that has found no decode with room for its trial is let in, and tried when there is some.
+//! - One whose trials came to nothing serves, and is tried again later, a bounded number of times: what was wrong may
+//!   have been mended without a restart of it.
 //! - A worker in service that begins a new life goes on serving while it is tried: it was let in before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::ready::{Ready, is_ready, shared_model};
-use super::{FIRST_PAUSE, GIVE_UP, LAST_PAUSE, Outcome, Standing, State, TRIALS_MAX};
+use super::{
+    AGAIN_MAX, AGAIN_PAUSE, AGAIN_PAUSE_MAX, FIRST_PAUSE, GIVE_UP, LAST_PAUSE, Outcome, Standing, State,
+    TRIALS_MAX,
+};
 use crate::fleet::{Descriptor, Fleet, Seat, Worker};
 use crate::handoff::{Proof, Rules, proof};
 use crate::time::{Duration, Instant};
@@ -62,6 +68,15 @@ struct Need {
     /// Whom it failed with last.
     avoid: Option<u32>,
     why: Option<(String, String)>,
+    /// Nobody had room to try it with: it is not held for that.
+    crowded: bool,
+}
+
+/// A worker whose trials came to nothing, and when it is tried once more.
+#[derive(Clone, Copy, Debug)]
+struct Again {
+    at: Instant,
+    done: u32,
 }
 
 #[derive(Debug)]
@@ -69,6 +84,7 @@ struct Entry {
     worker: Arc<Worker>,
     life: Life,
     need: Option<Need>,
+    again: Option<Again>,
     standing: Standing,
 }
 
@@ -122,6 +138,7 @@ impl Board {
         self.wait_for_partners(fleet, &ready, now, &mut look);
         self.try_workers(fleet, &ready, now, &mut look);
         self.try_kinds(&ready, &mut look);
+        self.try_again(fleet, &ready, now, &mut look);
         self.let_in(fleet, now, &mut look);
         look
     }
@@ -181,7 +198,7 @@ impl Board {
             }
             let limit = self.hold.max(GIVE_UP);
             if need.since.is_some_and(|since| now.since(since) >= limit) {
-                entry.give_up(limit);
+                entry.give_up(limit, now);
                 look.steps.push(Step::GaveUp(seat.clone()));
             }
         }
@@ -206,22 +223,42 @@ impl Board {
         }
     }
 
+    /// Those that were left at that, if nobody waits for a first trial.
+    fn try_again<'a>(&mut self, fleet: &'a Fleet, ready: &Ready<'a>, now: Instant, look: &mut Look) {
+        let due = |(slot, entry): (&u32, &Entry)| Some((entry.again?.at, *slot));
+        let mut waiting: Vec<(Instant, u32)> = self.entries.iter().filter_map(due).collect();
+        waiting.sort_unstable();
+        for (at, slot) in waiting {
+            if at > now {
+                look.next = earlier(look.next, at);
+                return;
+            }
+            if self.running.len() >= TRIALS_MAX {
+                return;
+            }
+            let Some(seat) = fleet.seat(slot).filter(|_| !self.is_tried(slot)) else { continue };
+            if let Some(trial) = self.choose(seat, ready) {
+                self.begin(trial, look);
+            }
+        }
+    }
+
     /// The pair to try this worker in: with somebody who needs it too, whom it has not just failed with, and who has
-    /// little to do. `None`: whoever there is takes part in another trial.
+    /// little to do; a decode with room before all others. `None`: whoever there is takes part in another trial.
     fn choose<'a>(&self, seat: &'a Arc<Seat>, ready: &Ready<'a>) -> Option<Trial> {
         let avoid = self.need(seat.slot).and_then(|need| need.avoid);
         let free = |(p, d): &(&Arc<Seat>, &Arc<Seat>)| !self.is_busy(d) && may_try(p, d, &self.rules);
         let mut best = None;
-        let mut least = (true, true, u32::MAX);
+        let mut least = (true, true, true, u32::MAX);
         for (prefill, decode) in ready.pairs(seat).filter(free) {
             let other = if prefill.slot == seat.slot { decode } else { prefill };
             let settled = self.need(other.slot).is_none() || self.is_tried(other.slot);
-            let rank = (avoid == Some(other.slot), settled, other.load.in_flight());
+            let rank = (!decode.has_room(1), avoid == Some(other.slot), settled, other.load.in_flight());
             if best.is_none() || rank < least {
                 (best, least) = (Some((prefill, decode)), rank);
             }
             // There is none better, and a large fleet is not looked through.
-            if rank == (false, false, 0) {
+            if rank == (false, false, false, 0) {
                 break;
             }
         }
@@ -256,7 +293,8 @@ impl Board {
         for (slot, entry) in &self.entries {
             let Some(seat) = fleet.seat(*slot) else { continue };
             let since = entry.need.as_ref().map(|need| need.since);
-            let until = since.flatten().map(|since| since.after(self.hold));
+            let crowded = entry.need.as_ref().is_some_and(|need| need.crowded);
+            let until = since.flatten().filter(|_| !crowded).map(|since| since.after(self.hold));
             if seat.pulse.is_held() {
                 match until {
                     Some(until) if until > now => look.next = earlier(look.next, until),
@@ -312,22 +350,26 @@ impl Life {
 impl Entry {
     fn new(seat: &Seat, life: Life) -> Entry {
         let (need, standing) = (Some(Need::default()), Standing::default());
-        Entry { worker: seat.worker.clone(), life, need, standing }
+        Entry { worker: seat.worker.clone(), life, need, again: None, standing }
     }
 
     fn learn(&mut self, other: &Seat, outcome: &Outcome, now: Instant) {
         let partner = other.worker.url.clone();
         let why = outcome.why().map(str::to_owned);
-        if let Outcome::Failed(why) = outcome {
+        if let Outcome::Failed(_) | Outcome::Crowded = outcome {
             if let Some(need) = &mut self.need {
                 need.not_before = now.after(pause(need.failed));
                 need.failed = need.failed.saturating_add(1);
-                (need.avoid, need.why) = (Some(other.slot), Some((partner.clone(), why.clone())));
-                (self.standing.partner, self.standing.why) = (Some(partner), Some(why.clone()));
+                need.crowded = *outcome == Outcome::Crowded;
+                if let (Outcome::Failed(_), Some(why)) = (outcome, &why) {
+                    (need.avoid, need.why) = (Some(other.slot), Some((partner.clone(), why.clone())));
+                }
+                (self.standing.partner, self.standing.why) = (Some(partner), why);
             }
+            self.again = self.again.and_then(|again| again.after_one_more(now));
             return;
         }
-        self.need = None;
+        (self.need, self.again) = (None, None);
         if let Outcome::Degraded(_) = outcome {
             self.standing.degraded_with = Some(partner.clone());
         }
@@ -338,13 +380,24 @@ impl Entry {
     }
 
     /// It has waited for long enough.
-    fn give_up(&mut self, limit: Duration) {
+    fn give_up(&mut self, limit: Duration, now: Instant) {
         let Some(need) = self.need.take() else { return };
         let (state, partner, why) = match need.why {
             Some((partner, why)) => (State::Failed, Some(partner), why),
+            None if need.crowded => (State::Unchecked, None, "no decode had room for a trial".to_owned()),
             None => (State::Unchecked, None, format!("no trial ended within {} s", limit.as_secs())),
         };
         self.standing = Standing { state, partner, why: Some(why), ..Standing::default() };
+        self.again = Some(Again { at: now.after(AGAIN_PAUSE), done: 0 });
+    }
+}
+
+impl Again {
+    /// One more trial has come to nothing. `None`: it was the last.
+    fn after_one_more(self, now: Instant) -> Option<Again> {
+        let done = self.done + 1;
+        let pause = AGAIN_PAUSE.saturating_mul(1 << done.min(16)).min(AGAIN_PAUSE_MAX);
+        (done < AGAIN_MAX).then(|| Again { at: now.after(pause), done })
     }
 }
 

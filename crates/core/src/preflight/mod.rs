@@ -30,6 +30,15 @@ pub const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause.
 pub const LAST_PAUSE: Duration = Duration::from_secs(5);
 
+/// The pause before a worker that was left at that is tried again; it doubles each time.
+pub const AGAIN_PAUSE: Duration = Duration::from_secs(60);
+
+/// The longest of these pauses.
+pub const AGAIN_PAUSE_MAX: Duration = Duration::from_secs(960);
+
+/// Most such trials in one life of a worker.
+pub const AGAIN_MAX: u32 = 10;
+
 /// What came of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -41,6 +50,9 @@ pub enum Outcome {
     Degraded(String),
     /// A worker failed or did not answer. Tried again.
     Failed(String),
+    /// The decode had no room for it, so that nothing was sent. Tried again, and nobody is held for that: where nobody
+    /// has room, workers are needed.
+    Crowded,
     /// It could not be tried, and cannot be.
     Unjudged(String),
 }
@@ -48,12 +60,16 @@ pub enum Outcome {
 impl Outcome {
     /// The `result` of `baton_preflight_trials_total`.
     pub fn as_str(&self) -> &'static str {
-        self.state().as_str()
+        match self {
+            Outcome::Crowded => "crowded",
+            _ => self.state().as_str(),
+        }
     }
 
     pub fn why(&self) -> Option<&str> {
         match self {
             Outcome::Proved | Outcome::Answered => None,
+            Outcome::Crowded => Some("the decode has no room"),
             Outcome::Degraded(why) | Outcome::Failed(why) | Outcome::Unjudged(why) => Some(why),
         }
     }
@@ -64,7 +80,7 @@ impl Outcome {
             Outcome::Answered => State::Answered,
             Outcome::Degraded(_) => State::Degraded,
             Outcome::Failed(_) => State::Failed,
-            Outcome::Unjudged(_) => State::Unchecked,
+            Outcome::Unjudged(_) | Outcome::Crowded => State::Unchecked,
         }
     }
 }

@@ -125,7 +125,9 @@ impl Work {
             Outcome::Proved | Outcome::Answered => {
                 tracing::info!(prefill, decode, result, "pre-flight");
             }
-            Outcome::Unjudged(_) => tracing::info!(prefill, decode, result, why, "pre-flight"),
+            Outcome::Unjudged(_) | Outcome::Crowded => {
+                tracing::info!(prefill, decode, result, why, "pre-flight")
+            }
             Outcome::Degraded(_) | Outcome::Failed(_) => {
                 tracing::warn!(prefill, decode, result, why, "pre-flight");
             }

@@ -36,7 +36,7 @@ const COUNT_LOOK: Duration = Duration::from_millis(100);
 pub(super) async fn run(gateway: Arc<Gateway>, trial: Trial, mut dice: Dice) -> (Trial, Outcome) {
     let prefill = trial.prefill.load.take();
     let Some(decode) = trial.decode.load.take_within(trial.decode.window, 1) else {
-        return (trial, Outcome::Failed("the decode has no room".to_owned()));
+        return (trial, Outcome::Crowded);
     };
     let end = tokio::time::timeout(TRIAL_MAX, through(&gateway, &trial, &mut dice)).await;
     let late = || Outcome::Failed(format!("no answer within {} s", TRIAL_MAX.as_secs()));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use baton_core::abort::{Asked, Class, Why};
 use baton_core::exchange::Fate;
-use baton_core::preflight::State;
+use baton_core::preflight::{Outcome, State};
 
 use super::families::Recorded;
 use super::family::Count;
@@ -64,6 +64,7 @@ impl Background {
         for state in State::ALL.into_iter().filter(|state| *state != State::Waiting) {
             all.preflight_trials.of([state.as_str()]);
         }
+        all.preflight_trials.of([Outcome::Crowded.as_str()]);
         Background(Arc::new(Counts {
             issued: all.handoffs_issued.of([]),
             handoffs: Fate::ALL.map(|fate| all.handoffs_ended.of([fate.as_str()])),

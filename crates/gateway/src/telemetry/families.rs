@@ -122,7 +122,7 @@ recorded! {
     releases: Counters "baton_releases_total" [result], "legs", Baton;
     /// Looks at the list of workers to be discovered; result is ok or failed.
     discovery_looks: Counters "baton_discovery_looks_total" [source, result], "looks", Baton;
-    /// Tiny requests that were sent through a pair before it served, by what they showed: proved that KV moves, answered, degraded, failed, unchecked.
+    /// Tiny requests that were sent through a pair before it served, by what they showed: proved that KV moves, answered, degraded, failed, unchecked; or crowded, if the decode had no room for one.
     preflight_trials: Counters "baton_preflight_trials_total" [result], "trials", Baton;
 }
 

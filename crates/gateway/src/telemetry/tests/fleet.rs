@@ -54,6 +54,7 @@ fn loads_of_ranks_that_share_a_url_add_up_and_go_back_to_zero() {
         baton_prefix_index_bytes{leg="prefill"} 640
         baton_prefix_index_evictions_total{leg="prefill"} 3
         baton_preflight_trials_total{result="answered"} 0
+        baton_preflight_trials_total{result="crowded"} 0
         baton_preflight_trials_total{result="degraded"} 0
         baton_preflight_trials_total{result="failed"} 0
         baton_preflight_trials_total{result="proved"} 0

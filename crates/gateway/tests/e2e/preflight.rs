@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use baton_core::fleet::{Role, Status};
-use baton_gateway::registry::Spec;
+use baton_core::fleet::Status;
 use baton_sim::{Fault, FaultKind, FleetSpec, Kind, Where};
 use serde_json::{Value, json};
 
@@ -301,20 +300,22 @@ async fn a_failure_is_tried_again_until_patience_ends() {
 /// It would be held for as long as the overload lasts, and it joined because of that.
 #[tokio::test]
 async fn a_prefill_that_joins_while_decodes_are_full_serves_and_is_tried_when_there_is_room() {
-    let window = |spec: &mut Spec| {
-        if spec.role == Role::Decode {
-            spec.labels.insert("max_num_seqs".into(), "1".into());
-        }
-    };
-    let mut house = plan(Kind::Vllm, 2, 1).registered(window).empty().open().await;
+    let mut house = plan(Kind::Vllm, 2, 1).empty().open().await;
     house.join(0);
-    house.join(2);
+    let mut narrow = house.spec(2);
+    narrow.labels.insert("max_num_seqs".into(), "1".into());
+    house.gateway().registry.add(narrow).unwrap();
     house.ready().await;
     let decode = house.gateway().registry.load_full().decode()[0].clone();
     let full = decode.load.take();
     house.join(1);
+    within(BOUND, "a trial that finds no room", async {
+        while trials(&house, "crowded").await < 1.0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
     house.ready().await;
-    assert!(trials(&house, "crowded").await >= 1.0);
     let worker = shown(&house, 1).await;
     assert_eq!(worker["pd_preflight"]["why"], "the decode has no room", "{worker}");
     assert_eq!(trials(&house, "failed").await, 0.0);

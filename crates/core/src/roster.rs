@@ -4,11 +4,15 @@
 //! that it brought in, and says nothing about any other. So the question is never what happened since the last reading,
 //! which a missed event would answer wrongly, but what is between what is there and what should be.
 //!
+//! A list that replaces everybody would leave nobody for as long as it takes to find the new ones well. So whoever is
+//! taken out of a list goes when he is not needed any more: [`relieved`].
+//!
 //! It does not know where lists come from, nor how a worker leaves: that its requests end first is the registry's.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use crate::fleet::{Engine, Role};
+use crate::fleet::{Engine, Fleet, Role, Seat, Status, Worker};
 
 /// A worker as a list names it, or as one that the list brought in is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,12 +30,12 @@ pub struct Entry {
     pub fixed: bool,
 }
 
-/// What to do, in this order: addresses are free before somebody joins at them. Numbers are places in the list.
+/// What to do, in this order: addresses are free before somebody joins at them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moves {
-    /// Keys of workers that leave.
-    pub leave: Vec<String>,
-    /// Workers that stay and are described anew.
+    /// Who leaves: places among those that are there.
+    pub leave: Vec<usize>,
+    /// Workers that stay and are described anew: places in the list, like those that follow.
     pub change: Vec<usize>,
     pub join: Vec<usize>,
     /// Not to be had: somebody else brought in a worker at this address.
@@ -67,25 +71,21 @@ pub fn distinct(list: &[Entry]) -> Result<(), Twice> {
 }
 
 /// What leads from the workers that are there to those of the list, which is [`distinct`]. `present` are those that this
-/// list brought in, each key once; `others` are the addresses of all other workers. Whoever is leaving is neither.
+/// list brought in; `others` are the addresses of all other workers. Whoever is leaving is neither.
 pub fn moves(present: &[Entry], others: &BTreeSet<&str>, list: &[Entry]) -> Moves {
     let wanted: BTreeMap<&str, usize> = list.iter().enumerate().map(|(at, e)| (e.key.as_str(), at)).collect();
     let mut moves = Moves::default();
     let mut stays = BTreeSet::new();
-    for here in present {
-        let Some(at) = wanted.get(here.key.as_str()).copied() else {
-            moves.leave.push(here.key.clone());
-            continue;
-        };
-        let Some(there) = list.get(at) else { continue };
-        if there.mark != here.mark {
-            if !same_process(here, there) {
-                moves.leave.push(here.key.clone());
-                continue;
+    for (place, here) in present.iter().enumerate() {
+        let wanted = wanted.get(here.key.as_str()).and_then(|at| Some((*at, list.get(*at)?)));
+        match wanted {
+            Some((at, there)) if there.mark == here.mark => drop(stays.insert(at)),
+            Some((at, there)) if same_process(here, there) => {
+                moves.change.push(at);
+                stays.insert(at);
             }
-            moves.change.push(at);
+            _ => moves.leave.push(place),
         }
-        stays.insert(at);
     }
     for (at, entry) in list.iter().enumerate().filter(|(at, _)| !stays.contains(at)) {
         match others.contains(entry.url.as_str()) {
@@ -99,4 +99,20 @@ pub fn moves(present: &[Entry], others: &BTreeSet<&str>, list: &[Entry]) -> Move
 fn same_process(here: &Entry, there: &Entry) -> bool {
     let other_engine = here.engine.zip(there.engine).is_some_and(|(here, there)| here != there);
     !here.fixed && !there.fixed && here.url == there.url && here.role == there.role && !other_engine
+}
+
+/// May this worker, which is to go, go now? Not while those that stay cannot serve its model and somebody is coming who
+/// will make them able to. `going` are the slots of all that are to go.
+pub fn relieved(fleet: &Fleet, going: &BTreeSet<u32>, worker: &Worker) -> bool {
+    let model = worker.models.first().map(String::as_str);
+    let stays = |seat: &Arc<Seat>| !going.contains(&seat.slot) && seat.worker.serves(model);
+    let can_serve = |fit: fn(&Seat) -> bool| {
+        let fits = |seat: &Arc<Seat>| stays(seat) && fit(seat);
+        let pairs = |p: &crate::fleet::Prefill| fits(&p.seat) && p.partners.iter().any(fits);
+        fleet.whole().iter().any(fits) || fleet.prefill().iter().any(pairs)
+    };
+    let coming = |seat: &Seat| {
+        seat.pulse.in_service() || seat.pulse.is_held() || seat.pulse.status() == Status::Pending
+    };
+    can_serve(|seat| seat.pulse.in_service()) || !can_serve(coming)
 }

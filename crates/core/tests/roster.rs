@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice::from_ref;
 
-use baton_core::fleet::{Engine, Role};
-use baton_core::roster::{Entry, Moves, Twice, distinct, moves};
+use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
+use baton_core::roster::{Entry, Moves, Twice, distinct, moves, relieved};
 use proptest::prelude::*;
 
 fn entry(key: &str, url: &str, mark: u64) -> Entry {
@@ -32,7 +32,7 @@ fn what_changed_changes_in_place_where_the_process_is_the_same() {
     assert_eq!(moves(from_ref(&here), &none(), from_ref(&described)), in_place);
     let told = Entry { engine: Some(Engine::Vllm), ..described.clone() };
     assert_eq!(moves(from_ref(&here), &none(), &[told]), in_place, "an engine that is told now");
-    let anew = Moves { leave: vec!["a".into()], join: vec![0], ..Moves::default() };
+    let anew = Moves { leave: vec![0], join: vec![0], ..Moves::default() };
     let here = Entry { engine: Some(Engine::Sglang), ..here };
     for (here, there) in [
         (here.clone(), entry("a", "u2", 2)),
@@ -49,7 +49,7 @@ fn what_changed_changes_in_place_where_the_process_is_the_same() {
 fn names_that_trade_addresses_leave_before_they_join() {
     let here = [entry("a", "u1", 1), entry("b", "u2", 2)];
     let list = [entry("a", "u2", 3), entry("b", "u1", 4)];
-    let trade = Moves { leave: vec!["a".into(), "b".into()], join: vec![0, 1], ..Moves::default() };
+    let trade = Moves { leave: vec![0, 1], join: vec![0, 1], ..Moves::default() };
     assert_eq!(moves(&here, &none(), &list), trade);
 }
 
@@ -59,8 +59,67 @@ fn an_address_that_somebody_else_brought_in_is_not_to_be_had() {
     let held = Moves { join: vec![1], taken: vec![0], ..Moves::default() };
     assert_eq!(moves(&[], &["u1"].into(), &list), held);
     // The worker that moved there is gone all the same: it is not where it was.
-    let moved = Moves { leave: vec!["a".into()], taken: vec![0], ..Moves::default() };
+    let moved = Moves { leave: vec![0], taken: vec![0], ..Moves::default() };
     assert_eq!(moves(&[entry("a", "u0", 0)], &["u1"].into(), &list[..1]), moved);
+}
+
+#[test]
+fn of_two_workers_with_one_name_the_one_that_is_meant_stays() {
+    // A worker whose address changed, and changed back before the first one had gone.
+    let here = [entry("a", "u1", 1), entry("a", "u2", 2)];
+    let back = Moves { leave: vec![1], ..Moves::default() };
+    assert_eq!(moves(&here, &none(), &[entry("a", "u1", 1)]), back);
+    assert_eq!(moves(&here, &none(), &[]), Moves { leave: vec![0, 1], ..Moves::default() });
+}
+
+/// A fleet of workers: role, model, roleset, status.
+fn fleet(workers: &[(Role, &str, &str, Status)]) -> Fleet {
+    let join = |(slot, (role, model, roleset, status)): (u32, &(Role, &str, &str, Status))| {
+        let mut worker = Worker::new(slot.to_string(), format!("http://h:{slot}"), *role);
+        worker.models = [*model].into_iter().filter(|m| !m.is_empty()).map(str::to_owned).collect();
+        if !roleset.is_empty() {
+            worker.labels.insert("roleset-name".into(), (*roleset).into());
+        }
+        let seat = Seat::new(slot, worker);
+        seat.pulse.set_status(*status);
+        FleetChange::Join(seat)
+    };
+    Fleet::new(PairingMode::Lenient).with((0..).zip(workers).map(join))
+}
+
+#[test]
+fn who_is_taken_out_goes_when_he_is_not_needed() {
+    use Role::{Decode, Prefill, Whole};
+    use Status::{Failed, NotReady, Pending, Ready};
+    let pair = [(Prefill, "m", "", Ready), (Decode, "m", "", Ready)];
+    // The first two go, and these are the others.
+    for (others, goes) in [
+        (vec![], true),
+        (vec![(Whole, "m", "", Ready)], true),
+        (vec![(Prefill, "m", "", Ready), (Decode, "m", "", Ready)], true),
+        (vec![(Prefill, "m", "", Pending), (Decode, "m", "", Ready)], false),
+        (vec![(Prefill, "", "", Pending), (Decode, "", "", Pending)], false),
+        (vec![(Whole, "m", "", Pending)], false),
+        (vec![(Prefill, "m", "", Ready), (Decode, "m", "x", Ready)], true),
+        (vec![(Prefill, "m", "", Ready), (Decode, "m", "x", Ready), (Whole, "m", "", Pending)], false),
+        (vec![(Prefill, "m", "", Pending)], true),
+        (vec![(Whole, "other", "", Pending)], true),
+        (vec![(Whole, "other", "", Ready), (Whole, "m", "", Pending)], false),
+        (vec![(Whole, "m", "", Failed)], true),
+        (vec![(Whole, "m", "", NotReady)], true),
+    ] {
+        let fleet = fleet(&[pair.as_slice(), &others].concat());
+        for slot in [0, 1] {
+            let worker = fleet.seat(slot).unwrap().worker.clone();
+            assert_eq!(relieved(&fleet, &[0, 1].into(), &worker), goes, "{slot} {others:?}");
+        }
+    }
+    let held = fleet(&[(Whole, "m", "", Ready), (Whole, "m", "", Ready)]);
+    held.seat(1).unwrap().pulse.hold();
+    let worker = held.seat(0).unwrap().worker.clone();
+    assert!(!relieved(&held, &[0].into(), &worker), "its pre-flight has not ended");
+    held.seat(1).unwrap().pulse.let_in();
+    assert!(relieved(&held, &[0].into(), &worker));
 }
 
 #[test]
@@ -79,14 +138,18 @@ struct House {
 }
 
 impl House {
+    fn present(&self) -> Vec<Entry> {
+        self.listed.values().cloned().collect()
+    }
+
     fn next(&self, list: &[Entry]) -> Moves {
-        let present: Vec<Entry> = self.listed.values().cloned().collect();
-        moves(&present, &self.others.iter().map(String::as_str).collect(), list)
+        moves(&self.present(), &self.others.iter().map(String::as_str).collect(), list)
     }
 
     fn carry_out(&mut self, moves: &Moves, list: &[Entry]) {
-        for key in &moves.leave {
-            self.listed.remove(key).expect("only who is there leaves");
+        let present = self.present();
+        for at in &moves.leave {
+            self.listed.remove(&present[*at].key).expect("only who is there leaves");
         }
         for at in &moves.change {
             let old = self.listed.get_mut(&list[*at].key).expect("only who is there changes");

@@ -60,6 +60,8 @@ struct Inner {
     /// Who may be held before it serves. Unset: nobody.
     preflight: OnceLock<Arc<Desk>>,
     draining: AtomicBool,
+    /// A task waits for those who relieve workers that are to go.
+    relieving: AtomicBool,
 }
 
 impl Registry {
@@ -73,6 +75,7 @@ impl Registry {
             tally: Tally::default(),
             preflight: OnceLock::new(),
             draining: AtomicBool::new(false),
+            relieving: AtomicBool::new(false),
             settings,
         }))
     }

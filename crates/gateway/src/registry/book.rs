@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use baton_core::fleet::{Fleet, FleetChange, Seat, Secret, Status, Worker};
 use baton_core::preflight::Standing;
+use baton_core::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -110,6 +111,8 @@ pub(super) struct Entry {
     seat: Seat,
     job: Option<Job>,
     pub(super) draining: bool,
+    /// Its list does not name it any more; it serves until it is relieved, at the latest until then.
+    pub(super) going: Option<Instant>,
     bell: Arc<Bell>,
     task: Option<AbortHandle>,
     readmissions: Arc<AtomicU64>,
@@ -198,6 +201,7 @@ impl Book {
                 seat: seat.clone(),
                 job: Some(Job { step: JobStep::Pending, message: String::new(), at }),
                 draining: false,
+                going: None,
                 bell: Arc::default(),
                 task: None,
                 readmissions: Arc::default(),
@@ -391,6 +395,10 @@ impl Book {
 }
 
 impl Entry {
+    pub(super) fn serves(&self) -> bool {
+        !self.draining && self.seat.pulse.in_service()
+    }
+
     fn respecify(&mut self, spec: Spec) -> FleetChange {
         self.spec = Arc::new(spec);
         self.revision += 1;

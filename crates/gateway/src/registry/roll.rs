@@ -1,13 +1,16 @@
 //! The workers that a list brought in become those of its next reading, in one step.
 //!
 //! What to do is [`roster`]'s to say; here it is carried out under the registry's lock, so that nobody sees half of it and
-//! no admin request comes in between. Workers that leave end their requests first, as if they had been removed by hand.
+//! no admin request comes in between. Workers that leave end their requests first, as if they had been removed by hand, and
+//! those that nobody can stand in for yet wait for whoever is coming.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_core::fleet::FleetChange;
 use baton_core::roster::{self, Twice};
+use baton_core::time::Instant;
 
 use super::book::Book;
 use super::settings::Settings;
@@ -25,8 +28,29 @@ pub struct Rolled {
     pub refused: Vec<(String, Refused)>,
 }
 
+/// Longest that a worker which was taken out of its list serves on, because those who are to stand in for it are not
+/// found well.
+const RELIEF_MAX: Duration = Duration::from_secs(60);
+
 /// Slots of workers that leave, each with the time that it may take.
 type Leaving = Vec<(u32, Duration)>;
+
+/// What a list changes.
+#[derive(Default)]
+struct Change {
+    rolled: Rolled,
+    leaving: Leaving,
+    fleet: Vec<FleetChange>,
+}
+
+/// The workers that are there: those that a list brought in, each entry with the ids of its workers, and the addresses of
+/// all others.
+#[derive(Default)]
+struct There {
+    present: Vec<roster::Entry>,
+    ids: Vec<Vec<String>>,
+    others: BTreeSet<String>,
+}
 
 impl Registry {
     /// `list` is who should be there of those that this provider brings in, each under a name and at an address of its
@@ -37,12 +61,61 @@ impl Registry {
     /// The gateway shuts down.
     pub fn roll(&self, provider: &'static str, list: &[Spec]) -> Result<Rolled, Refused> {
         let (rolled, leaving) = self.change(|book| {
-            let (rolled, leaving, changes) = book.roll(provider, list, &self.0.settings)?;
-            Ok(((rolled, leaving), changes))
+            let Change { rolled, leaving, fleet } = book.roll(provider, list, &self.0.settings)?;
+            Ok(((rolled, leaving), fleet))
         })?;
         self.see_off(leaving);
         self.watch_newcomers();
+        if self.relieve().is_some() && !self.0.relieving.swap(true, Ordering::AcqRel) {
+            let runtime = self.book().runtime();
+            runtime.map(|runtime| runtime.spawn(self.clone().relief()));
+        }
         Ok(rolled)
+    }
+
+    /// Lets those go that are to go and are not needed. Gives when the next of the others has waited long enough.
+    fn relieve(&self) -> Option<Instant> {
+        let going = self.book().going();
+        let slots: BTreeSet<u32> = going.iter().map(|(slot, ..)| *slot).collect();
+        let (fleet, now) = (self.load_full(), self.clock().now());
+        let goes = |(slot, _, end): &(u32, String, Instant)| {
+            let seat = fleet.seat(*slot).filter(|seat| seat.pulse.in_service());
+            *end <= now || seat.is_none_or(|seat| roster::relieved(&fleet, &slots, &seat.worker))
+        };
+        let (gone, waits): (Vec<_>, Vec<_>) = going.into_iter().partition(goes);
+        if !gone.is_empty() {
+            let settle = self.0.settings.drain_settle;
+            let leaving = self.change(|book| {
+                let mut change = Change::default();
+                for (slot, id, _) in gone {
+                    // The list may name it again by now.
+                    if book.entries.get(&slot).is_some_and(|own| own.going.is_some()) {
+                        book.dismiss(&id, settle, &mut change);
+                    }
+                }
+                Ok((change.leaving, change.fleet))
+            });
+            self.see_off(leaving.unwrap_or_default());
+        }
+        waits.into_iter().map(|(.., end)| end).min()
+    }
+
+    /// The same, for as long as somebody waits.
+    async fn relief(self) {
+        let mut changes = self.changes();
+        loop {
+            while let Some(end) = self.relieve() {
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    () = tokio::time::sleep_until(self.clock().timer(end)) => {}
+                }
+            }
+            self.0.relieving.store(false, Ordering::Release);
+            // Somebody may have begun to wait since the last look, and have left it to this task.
+            if self.relieve().is_none() || self.0.relieving.swap(true, Ordering::AcqRel) {
+                return;
+            }
+        }
     }
 }
 
@@ -67,63 +140,112 @@ impl Book {
         provider: &'static str,
         list: &[Spec],
         settings: &Settings,
-    ) -> Result<(Rolled, Leaving, Vec<FleetChange>), Refused> {
+    ) -> Result<Change, Refused> {
         self.open()?;
         let several = |spec: &Spec| settings.dp_aware && spec.told_ranks().is_some_and(|n| n > 1);
         let wanted: Vec<roster::Entry> = list.iter().filter_map(|spec| entry(spec, several(spec))).collect();
-        let mut ids = BTreeMap::<String, Vec<String>>::new();
-        let mut present = Vec::new();
-        let mut others = BTreeSet::new();
-        for own in self.entries.values().filter(|e| !e.draining) {
-            match entry(&own.spec, own.spec.dp_rank.is_some()).filter(|_| own.spec.found_by(provider)) {
-                // Ranks of one engine are one entry of the list.
-                Some(entry) => {
-                    let ids = ids.entry(entry.key.clone()).or_default();
-                    ids.push(own.id.clone());
-                    if ids.len() == 1 {
-                        present.push(entry);
-                    }
-                }
-                None => {
-                    others.insert(own.spec.base_url());
-                    others.insert(own.spec.url.as_str());
+        self.recall(provider, &wanted);
+        let there = self.there(provider);
+        let others = there.others.iter().map(String::as_str).collect();
+        let moves = roster::moves(&there.present, &others, &wanted);
+        let (mut change, until) = (Change::default(), settings.clock.now().after(RELIEF_MAX));
+        for (entry, ids) in moves.leave.iter().filter_map(|at| there.present.get(*at).zip(there.ids.get(*at)))
+        {
+            for id in ids {
+                if !self.keep(id, until) {
+                    self.dismiss(id, settings.drain_settle, &mut change);
                 }
             }
-        }
-        let moves = roster::moves(&present, &others, &wanted);
-        let (mut rolled, mut leaving, mut changes) = (Rolled::default(), Vec::new(), Vec::new());
-        for key in moves.leave {
-            for id in ids.get(&key).into_iter().flatten() {
-                match self.retire(id, settings.drain_settle) {
-                    Some(Ok(left)) => changes.push(left),
-                    Some(Err(waits)) => leaving.push(waits),
-                    None => {}
-                }
-            }
-            rolled.left.push(key);
+            change.rolled.left.push(entry.key.clone());
         }
         let named = |at: usize| list.get(at).zip(wanted.get(at).map(|entry| &entry.key));
         for (spec, key) in moves.change.into_iter().filter_map(named) {
-            let id = ids.get(key).and_then(|ids| ids.first()).map_or("", String::as_str);
+            let place = there.present.iter().position(|here| here.key == *key && here.url == spec.base_url());
+            let id = place.and_then(|at| there.ids.get(at)?.first()).map_or("", String::as_str);
             match self.replace(id, spec.clone()) {
                 Ok(described) => {
-                    changes.extend(described);
-                    rolled.changed.push(key.clone());
+                    change.fleet.extend(described);
+                    change.rolled.changed.push(key.clone());
                 }
-                Err(refused) => rolled.refused.push((key.clone(), refused)),
+                Err(refused) => change.rolled.refused.push((key.clone(), refused)),
             }
         }
         for (spec, key) in moves.join.into_iter().chain(moves.taken).filter_map(named) {
+            // Nobody waits for relief by one that is to have its address.
+            for (_, id, _) in self.going_at(spec.base_url()) {
+                self.dismiss(&id, settings.drain_settle, &mut change);
+            }
             match self.join(spec.clone(), settings) {
                 Ok((_, joined)) => {
-                    changes.extend(joined);
-                    rolled.joined.push(key.clone());
+                    change.fleet.extend(joined);
+                    change.rolled.joined.push(key.clone());
                 }
                 // Whoever is at the address says so.
-                Err(refused) => rolled.refused.push((key.clone(), refused)),
+                Err(refused) => change.rolled.refused.push((key.clone(), refused)),
             }
         }
-        Ok((rolled, leaving, changes))
+        Ok(change)
+    }
+
+    /// Those that are to go and are named again, as they were, stay.
+    fn recall(&mut self, provider: &str, wanted: &[roster::Entry]) {
+        let marks: BTreeSet<(&str, u64)> = wanted.iter().map(|e| (e.key.as_str(), e.mark)).collect();
+        let named = |spec: &Spec| {
+            let found = spec.found.as_ref().filter(|found| found.provider == provider);
+            found.is_some_and(|found| marks.contains(&(found.id.as_str(), found.mark)))
+        };
+        for own in self.entries.values_mut().filter(|own| named(&own.spec)) {
+            own.going = None;
+        }
+    }
+
+    fn there(&self, provider: &str) -> There {
+        let mut there = There::default();
+        let mut places = BTreeMap::new();
+        for own in self.entries.values().filter(|own| !own.draining) {
+            match entry(&own.spec, own.spec.dp_rank.is_some()).filter(|_| own.spec.found_by(provider)) {
+                Some(_) if own.going.is_some() => {}
+                // Ranks of one engine are one entry of the list.
+                Some(entry) => {
+                    let next = there.present.len();
+                    let place = *places.entry((entry.key.clone(), entry.url.clone())).or_insert(next);
+                    if place == next {
+                        there.present.push(entry);
+                        there.ids.push(Vec::new());
+                    }
+                    there.ids.get_mut(place).into_iter().for_each(|ids| ids.push(own.id.clone()));
+                }
+                None => there.others.extend([own.spec.base_url().to_owned(), own.spec.url.clone()]),
+            }
+        }
+        there
+    }
+
+    /// A worker that serves goes when it is relieved. False: it need not wait for that.
+    fn keep(&mut self, id: &str, until: Instant) -> bool {
+        let watched = self.runtime().is_some();
+        let own = self.entries.values_mut().find(|own| own.id == id && own.serves());
+        own.filter(|_| watched).map(|own| own.going = Some(until)).is_some()
+    }
+
+    /// Slot and id of each worker that is to go, and when it goes in any case.
+    fn going(&self) -> Vec<(u32, String, Instant)> {
+        let open = self.open().is_ok();
+        let waits = self.entries.iter().filter(|(_, own)| open && !own.draining);
+        waits.filter_map(|(slot, own)| Some((*slot, own.id.clone(), own.going?))).collect()
+    }
+
+    fn going_at(&self, url: &str) -> Vec<(u32, String, Instant)> {
+        let at = |slot: &u32| self.entries.get(slot).is_some_and(|own| own.spec.base_url() == url);
+        self.going().into_iter().filter(|(slot, ..)| at(slot)).collect()
+    }
+
+    fn dismiss(&mut self, id: &str, settle: Duration, change: &mut Change) {
+        match self.retire(id, settle) {
+            Some(Ok(left)) => change.fleet.push(left),
+            Some(Err(waits)) => change.leaving.push(waits),
+            None => {}
+        }
     }
 }
 
@@ -213,6 +335,65 @@ mod tests {
         // One that was removed by hand comes back: the list still wants it.
         r.remove(&id).unwrap();
         assert_eq!(r.roll("file", &[labelled("a", "http://h:1", "x")]).unwrap().joined, ["a"]);
+    }
+
+    fn well(id: &str, url: &str) -> Spec {
+        let mut spec = Spec::new(url, Role::Whole);
+        spec.health.disable_health_check = Some(true);
+        spec.health.drain_settle_secs = Some(0);
+        spec.found("file", id)
+    }
+
+    /// Nobody answers there.
+    fn coming(id: &str) -> Spec {
+        Spec::new("http://127.0.0.1:9", Role::Whole).found("file", id)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_that_serve_wait_for_those_that_come_and_not_for_ever() {
+        let r = registry("");
+        r.start();
+        r.roll("file", &[well("a", "http://h:1"), well("b", "http://h:2")]).unwrap();
+        assert_eq!(r.roll("file", &[well("a", "http://h:1"), coming("c")]).unwrap().left, ["b"]);
+        assert_eq!(urls(&r), ["http://h:1", "http://127.0.0.1:9"], "a can serve: b is not needed");
+        let began = r.clock().now();
+        assert_eq!(r.roll("file", &[coming("c")]).unwrap().left, ["a"]);
+        let again = r.roll("file", &[coming("c")]).unwrap();
+        assert!(again.left.is_empty() && again.joined.is_empty() && again.refused.is_empty(), "{again:?}");
+        assert_eq!(urls(&r), ["http://h:1", "http://127.0.0.1:9"]);
+        let mut changes = r.changes();
+        while urls(&r).len() > 1 {
+            changes.changed().await.unwrap();
+        }
+        let waited = r.clock().now().since(began);
+        assert!((RELIEF_MAX..RELIEF_MAX * 2).contains(&waited), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_waits_for_relief_goes_with_it_or_stays_if_it_is_named_again() {
+        let r = registry("");
+        r.start();
+        let a = well("a", "http://h:1");
+        r.roll("file", &[a.clone()]).unwrap();
+        let id = there(&r)[0].1.clone();
+        r.roll("file", &[coming("b")]).unwrap();
+        // Named again, it is who it was.
+        assert_eq!(r.roll("file", &[a.clone()]).unwrap().left, ["b"]);
+        assert_eq!(there(&r), [("http://h:1".to_owned(), id.clone())]);
+        // Its address is wanted by another: there can be no waiting.
+        let rolled = r.roll("file", &[well("c", "http://h:1"), coming("b")]).unwrap();
+        assert_eq!((rolled.joined, rolled.left), (vec!["c".into(), "b".into()], vec!["a".into()]));
+        assert!(there(&r).iter().all(|(_, other)| *other != id));
+        // Relief comes.
+        r.roll("file", &[coming("b")]).unwrap();
+        assert_eq!(urls(&r).len(), 2);
+        let slot = r.list().iter().find(|w| w.seat.worker.url.ends_with(":9")).unwrap().seat.slot;
+        let mut changes = r.changes();
+        r.mark(slot, Status::Ready);
+        while urls(&r).len() > 1 {
+            changes.changed().await.unwrap();
+        }
+        assert_eq!(urls(&r), ["http://127.0.0.1:9"]);
     }
 
     #[test]

@@ -6,11 +6,13 @@ use baton_core::fleet::{Fleet, Status};
 use baton_gateway::config::Config;
 use baton_gateway::serve;
 use baton_gateway::telemetry::log::Drops;
-use baton_sim::{Dialect, FleetSpec};
+use baton_sim::{Dialect, Fault, FaultKind, FleetSpec};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Ask, BOUND, House, List, PROMPT, Plan, Reply, request, until, within};
+use crate::support::{
+    Ask, BOUND, Gate, House, List, PROMPT, Plan, Reply, Step, fault, request, until, within,
+};
 
 fn ask(at: usize) -> Ask {
     Ask::completion(&format!("{PROMPT} {at}"), 6)
@@ -100,14 +102,12 @@ async fn streams_run_on_while_workers_come_change_and_go() {
             .await;
         let after: Vec<u32> = fleet(&house).seats().map(|seat| seat.slot).collect();
         assert_eq!(after, slots, "described anew in place");
-        // Nobody is turned away: those that come are there before those that go.
-        house.list().write(&list(&[labelled.as_slice(), other.as_slice()].concat()));
-        there(&mut house, &urls).await;
+        // All at once others take their places: nobody is turned away, the old ones go when the new ones are well.
         house.list().write(&list(&other));
         there(&mut house, &[p1.clone(), d1.clone()]).await;
-        house.list().write(&list(&[two.as_slice(), other.as_slice()].concat()));
-        there(&mut house, &urls).await;
     }
+    house.list().write(&list(&[two.as_slice(), other.as_slice()].concat()));
+    there(&mut house, &urls).await;
     stop.send_replace(true);
     for client in clients {
         let served: usize = within(BOUND, "a client ends", client).await.unwrap();
@@ -117,7 +117,60 @@ async fn streams_run_on_while_workers_come_change_and_go() {
     assert_eq!(page.sum("baton_exchanges_total", &[r#"outcome="failed""#]), 0.0);
     assert_eq!(page.sum("smg_discovery_workers_discovered", &[r#"source="file""#]), 4.0);
     assert!(page.sum("smg_discovery_registrations_total", &[r#"result="success""#]) >= 10.0);
-    assert!(page.sum("smg_discovery_deregistrations_total", &[r#"reason="removed""#]) >= 8.0);
+    assert!(page.sum("smg_discovery_deregistrations_total", &[r#"reason="removed""#]) >= 10.0);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn a_stream_outlives_the_entry_of_its_worker() {
+    const FIRST: &str = "data: {\"choices\":[]}\n\n";
+    const DONE: &str = "data: [DONE]\n\n";
+    let plan = Plan::new(FleetSpec::whole(Dialect::Vllm, 2)).tapped();
+    let mut house = plan.listed(first_alone).open().await;
+    let [first, second] = [0, 1].map(|at| house.url(at));
+    let gate = Gate::default();
+    house.taps[0].script([
+        Step::stream_head(""),
+        Step::chunk(FIRST),
+        Step::Wait(gate.clone()),
+        Step::chunk(DONE),
+        Step::last_chunk(),
+    ]);
+    let mut stream = ask(0).streamed().stream(house.address).await;
+    stream.read_until(FIRST).await;
+    let old = house.seat(0);
+    house.list().write(&list(&[whole("w1", &second)]));
+    until("it gets no more", || old.pulse.status() == Status::Draining).await;
+    house.note_seats();
+    for at in 1..4 {
+        ask(at).served(house.address).await;
+    }
+    assert_eq!((house.taps[0].count(), house.taps[1].count()), (1, 3));
+    assert_eq!(old.load.in_flight(), 1);
+    gate.open();
+    assert_eq!(stream.rest().await.text(), format!("{FIRST}{DONE}"));
+    there(&mut house, &[second]).await;
+    assert_ne!(house.url(1), first);
+    house.close().await;
+}
+
+#[tokio::test]
+async fn whoever_serves_alone_waits_for_the_one_that_takes_its_place() {
+    let quick = "--worker-startup-check-interval 0.02 --health-success-threshold 1";
+    let plan = Plan::new(FleetSpec::whole(Dialect::Vllm, 2)).args(quick).no_retries();
+    let mut house = plan.listed(first_alone).open().await;
+    let [first, second] = [0, 1].map(|at| house.url(at));
+    let sick = Fault { times: 1000, ..fault(FaultKind::UnwellHealth) };
+    house.arm(1, sick).await;
+    house.list().write(&list(&[whole("w1", &second)]));
+    until("the new one joined", || fleet(&house).len() == 2).await;
+    for at in 0..4 {
+        let reply = ask(at).served(house.address).await;
+        assert_eq!(reply.header("x-smg-routed-worker-id"), first);
+    }
+    house.engine(1).clear_faults();
+    there(&mut house, std::slice::from_ref(&second)).await;
+    assert_eq!(ask(9).served(house.address).await.header("x-smg-routed-worker-id"), second);
     house.close().await;
 }
 
@@ -245,7 +298,7 @@ async fn a_listed_worker_that_is_down_is_taken_in_anew() {
     let plan = Plan::new(FleetSpec::whole(Dialect::Vllm, 1)).args(quick);
     let mut house = plan.listed(first_alone).open().await;
     let old = house.seat(0);
-    let sick = baton_sim::Fault { times: 1000, ..crate::support::fault(baton_sim::FaultKind::UnwellHealth) };
+    let sick = Fault { times: 1000, ..fault(FaultKind::UnwellHealth) };
     house.arm(0, sick).await;
     until("it was given up", || fleet(&house).seats().any(|seat| seat.slot != old.slot)).await;
     assert_eq!(old.pulse.status(), Status::Draining);

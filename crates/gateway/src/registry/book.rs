@@ -150,7 +150,7 @@ impl Book {
         if self.closed { Err(Refused::Closing) } else { Ok(()) }
     }
 
-    pub fn join(&mut self, mut spec: Spec, settings: &Settings) -> Result<Joined, Refused> {
+    pub fn join(&mut self, spec: Spec, settings: &Settings) -> Result<Joined, Refused> {
         self.open()?;
         let there = |e: &&Entry| !e.draining && (e.spec.url == spec.url || e.spec.base_url() == spec.url);
         if let Some(e) = self.entries.values().find(there) {
@@ -160,6 +160,11 @@ impl Book {
                 _ => Refused::Exists { url, id },
             });
         }
+        self.admit(spec, settings)
+    }
+
+    /// As [`Book::join`], of a worker whose address is known to be free.
+    pub(super) fn admit(&mut self, mut spec: Spec, settings: &Settings) -> Result<Joined, Refused> {
         spec.lift_labels();
         let specs = ranks::specs(spec, settings.dp_aware);
         if !self.has_room(specs.len()) {

@@ -12,7 +12,7 @@ use baton_core::fleet::FleetChange;
 use baton_core::roster::{self, Twice};
 use baton_core::time::Instant;
 
-use super::book::Book;
+use super::book::{Book, Joined};
 use super::settings::Settings;
 use super::spec::Spec;
 use super::{Refused, Registry};
@@ -43,12 +43,26 @@ struct Change {
     fleet: Vec<FleetChange>,
 }
 
+impl Change {
+    fn joined(&mut self, key: &str, joined: Result<Joined, Refused>) {
+        match joined {
+            Ok((_, joined)) => {
+                self.fleet.extend(joined);
+                self.rolled.joined.push(key.to_owned());
+            }
+            Err(refused) => self.rolled.refused.push((key.to_owned(), refused)),
+        }
+    }
+}
+
 /// The workers that are there: those that a list brought in, each entry with the ids of its workers, and the addresses of
 /// all others.
 #[derive(Default)]
 struct There {
     present: Vec<roster::Entry>,
     ids: Vec<Vec<String>>,
+    /// Where the entry with this key and address is.
+    places: BTreeMap<(String, String), usize>,
     others: BTreeSet<String>,
 }
 
@@ -160,8 +174,8 @@ impl Book {
         }
         let named = |at: usize| list.get(at).zip(wanted.get(at).map(|entry| &entry.key));
         for (spec, key) in moves.change.into_iter().filter_map(named) {
-            let place = there.present.iter().position(|here| here.key == *key && here.url == spec.base_url());
-            let id = place.and_then(|at| there.ids.get(at)?.first()).map_or("", String::as_str);
+            let place = there.places.get(&(key.clone(), spec.base_url().to_owned()));
+            let id = place.and_then(|at| there.ids.get(*at)?.first()).map_or("", String::as_str);
             match self.replace(id, spec.clone()) {
                 Ok(described) => {
                     change.fleet.extend(described);
@@ -170,19 +184,19 @@ impl Book {
                 Err(refused) => change.rolled.refused.push((key.clone(), refused)),
             }
         }
-        for (spec, key) in moves.join.into_iter().chain(moves.taken).filter_map(named) {
+        let going = self.going_by_address();
+        for (spec, key) in moves.join.into_iter().filter_map(named) {
             // Nobody waits for relief by one that is to have its address.
-            for (_, id, _) in self.going_at(spec.base_url()) {
-                self.dismiss(&id, settings.drain_settle, &mut change);
+            for id in going.get(spec.base_url()).into_iter().flatten() {
+                self.dismiss(id, settings.drain_settle, &mut change);
             }
-            match self.join(spec.clone(), settings) {
-                Ok((_, joined)) => {
-                    change.fleet.extend(joined);
-                    change.rolled.joined.push(key.clone());
-                }
-                // Whoever is at the address says so.
-                Err(refused) => change.rolled.refused.push((key.clone(), refused)),
-            }
+            let joined = self.admit(spec.clone(), settings);
+            change.joined(key, joined);
+        }
+        for (spec, key) in moves.taken.into_iter().filter_map(named) {
+            // Whoever is at the address says so.
+            let refused = self.join(spec.clone(), settings);
+            change.joined(key, refused);
         }
         Ok(change)
     }
@@ -201,14 +215,13 @@ impl Book {
 
     fn there(&self, provider: &str) -> There {
         let mut there = There::default();
-        let mut places = BTreeMap::new();
         for own in self.entries.values().filter(|own| !own.draining) {
             match entry(&own.spec, own.spec.dp_rank.is_some()).filter(|_| own.spec.found_by(provider)) {
                 Some(_) if own.going.is_some() => {}
                 // Ranks of one engine are one entry of the list.
                 Some(entry) => {
                     let next = there.present.len();
-                    let place = *places.entry((entry.key.clone(), entry.url.clone())).or_insert(next);
+                    let place = *there.places.entry((entry.key.clone(), entry.url.clone())).or_insert(next);
                     if place == next {
                         there.present.push(entry);
                         there.ids.push(Vec::new());
@@ -235,9 +248,13 @@ impl Book {
         waits.filter_map(|(slot, own)| Some((*slot, own.id.clone(), own.going?))).collect()
     }
 
-    fn going_at(&self, url: &str) -> Vec<(u32, String, Instant)> {
-        let at = |slot: &u32| self.entries.get(slot).is_some_and(|own| own.spec.base_url() == url);
-        self.going().into_iter().filter(|(slot, ..)| at(slot)).collect()
+    fn going_by_address(&self) -> BTreeMap<String, Vec<String>> {
+        let mut all = BTreeMap::<String, Vec<String>>::new();
+        for (slot, id, _) in self.going() {
+            let address = self.entries.get(&slot).map(|own| own.spec.base_url().to_owned());
+            all.entry(address.unwrap_or_default()).or_default().push(id);
+        }
+        all
     }
 
     fn dismiss(&mut self, id: &str, settle: Duration, change: &mut Change) {
@@ -374,11 +391,11 @@ mod tests {
         let r = registry("");
         r.start();
         let a = well("a", "http://h:1");
-        r.roll("file", &[a.clone()]).unwrap();
+        r.roll("file", std::slice::from_ref(&a)).unwrap();
         let id = there(&r)[0].1.clone();
         r.roll("file", &[coming("b")]).unwrap();
         // Named again, it is who it was.
-        assert_eq!(r.roll("file", &[a.clone()]).unwrap().left, ["b"]);
+        assert_eq!(r.roll("file", std::slice::from_ref(&a)).unwrap().left, ["b"]);
         assert_eq!(there(&r), [("http://h:1".to_owned(), id.clone())]);
         // Its address is wanted by another: there can be no waiting.
         let rolled = r.roll("file", &[well("c", "http://h:1"), coming("b")]).unwrap();

@@ -227,7 +227,7 @@ fn check_leg(kind: Kind, leg: &OfLeg, chosen: &Seat) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 250, ..ProptestConfig::default() })]
 
     /// Scores are finite; only who is well and not skipped is chosen; what is in flight and charged is what is held, at
     /// every moment, so that nothing falls below zero; the same seed says the same.
@@ -346,14 +346,15 @@ proptest! {
     }
 }
 
-/// How workers are listed says nothing: each gets as many, by who it is, not by where it stands.
+/// How workers are listed says nothing: each gets as many, by who it is, not by where it stands. Those by legs are looked
+/// at in `props`.
 #[test]
 fn the_order_of_the_workers_does_not_change_who_gets_how_many() {
-    const SEEDS: u64 = 8;
+    let seeds = |kind: Kind| if matches!(kind, Kind::Pd(..)) { 3 } else { 32 };
     let run: Vec<Said> = (0..16).map(|i| Said::plain(i % 5, 150 + 300 * (i as usize % 4))).collect();
     let served = |kind: Kind, back: bool| {
         let mut counts: BTreeMap<String, f64> = BTreeMap::new();
-        for seed in 0..SEEDS {
+        for seed in 0..seeds(kind) {
             let mut workers = workers(kind);
             if back {
                 workers.reverse();
@@ -366,8 +367,8 @@ fn the_order_of_the_workers_does_not_change_who_gets_how_many() {
         }
         counts
     };
-    let all = (SEEDS * run.len() as u64) as f64;
-    for kind in kinds() {
+    for kind in kinds().into_iter().filter(|kind| !matches!(kind, Kind::Legwise(_))) {
+        let all = (seeds(kind) * run.len() as u64) as f64;
         let (plain, other) = (served(kind, false), served(kind, true));
         for who in workers(kind).iter().map(|worker| &worker.id) {
             let [a, b] = [&plain, &other].map(|counts| counts.get(who).copied().unwrap_or_default());

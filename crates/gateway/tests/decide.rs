@@ -263,6 +263,7 @@ fn what_is_no_scenario_is_refused_with_its_line() {
         ),
         ("requests: [{prompt_tokens: -5}]", "s:1: prompt_tokens of a request must be a whole number, 0"),
         ("requests: [{prompt_tokens: {from: 1}}]", "s:1: prompt_tokens of a request must be a number, or"),
+        ("requests: [{times: 0}]", "s:1: times of a request must be 1 or more"),
         ("requests: [{times: 60000}, {times: 60000}]", "s:1: there are more than 100000 requests"),
         (
             "requests: [{body: {repeat: x, times: y}}]",

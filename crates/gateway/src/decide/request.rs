@@ -59,6 +59,9 @@ pub fn requests(node: Node, listed: usize) -> Result<Vec<Incoming>, Broken> {
     let mut keys = Keys::of(node, "a request")?;
     let line = keys.line;
     let times = keys.read("times", read::up_to(REQUESTS_MAX as u64))?.unwrap_or(1);
+    if times == 0 {
+        return Err((line, "times of a request must be 1 or more".to_owned()));
+    }
     let api = keys.read("path", api)?.unwrap_or(Api::Chat);
     let headers = keys.texts("headers")?;
     let body = keys.take("body").map_or_else(|| "{}".to_owned(), body);

@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 use crate::ask::Api;
 use crate::body::{Envelope, scalar};
 use crate::chat;
+use crate::kv::Chains;
 use crate::size::{Measure, Size, Unknown};
 use crate::tokenize::{self, Question};
 
@@ -56,6 +57,8 @@ pub struct Prompt {
     measure: Option<Arc<Measure>>,
     size: OnceLock<Size>,
     ids: OnceLock<Result<Arc<[u32]>, Unknown>>,
+    chains: Chains,
+    said_bytes: OnceLock<u64>,
     /// A conversation of another API as chat messages.
     chat: OnceLock<Option<Result<Envelope, Unknown>>>,
     /// What an engine said when it was asked, or why it said nothing.
@@ -109,6 +112,8 @@ impl Prompt {
             measure: None,
             size: OnceLock::new(),
             ids: OnceLock::new(),
+            chains: Chains::default(),
+            said_bytes: OnceLock::new(),
             chat: OnceLock::new(),
             told: None,
             stand_in: None,
@@ -123,8 +128,7 @@ impl Prompt {
     /// What is known of tokens is asked of `measure` from now on.
     pub fn measure_by(&mut self, measure: &Arc<Measure>) {
         self.measure = Some(measure.clone());
-        self.size = OnceLock::new();
-        self.ids = OnceLock::new();
+        (self.size, self.ids, self.chains) = (OnceLock::new(), OnceLock::new(), Chains::default());
     }
 
     /// What to ask an engine about it.
@@ -141,6 +145,7 @@ impl Prompt {
     /// An engine was asked, and these are its tokens; or why it did not say.
     pub fn tell(&mut self, told: Result<Arc<[u32]>, Unknown>) {
         (self.size, self.ids, self.told) = (OnceLock::new(), OnceLock::new(), Some(told));
+        self.chains = Chains::default();
     }
 
     /// What came of asking an engine, if one was to be asked.
@@ -168,6 +173,11 @@ impl Prompt {
     pub fn ids(&self) -> Result<Arc<[u32]>, Unknown> {
         let ids = || Measure::or_default(self.measure.as_deref()).ids(self);
         self.ids.get_or_init(ids).clone()
+    }
+
+    /// Chains of its tokens' blocks.
+    pub(crate) fn chains(&self) -> &Chains {
+        &self.chains
     }
 
     /// Why its tokens are not known, if they were asked for.
@@ -224,6 +234,10 @@ impl Prompt {
     /// The length of what its messages say, in bytes: their contents with a blank between two, and nothing of who says
     /// it (AIBrix's message text). Of other APIs, the prompt's.
     pub fn said_bytes(&self) -> u64 {
+        *self.said_bytes.get_or_init(|| self.say_bytes())
+    }
+
+    fn say_bytes(&self) -> u64 {
         let content = |value: &[u8]| match scalar::kind(value) {
             scalar::Kind::String => {
                 let mut bytes = 0;

@@ -4,6 +4,8 @@
 //! own hashes is made from them, and the same chain from a request's tokens. A block's hash stands for all tokens up to
 //! its end, for the adapter and for the salt.
 
+use std::sync::{Arc, OnceLock};
+
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Tokens of one prompt that are looked up. What comes after is not told apart.
@@ -15,12 +17,40 @@ pub fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
     salt.map_or(lora, |salt| xxh3_64_with_seed(salt.as_bytes(), lora ^ 3))
 }
 
+/// Tokens of a block whose bytes are put together without asking for memory.
+const SMALL_BLOCK: usize = 64;
+
 /// The hash of the next block.
 pub fn next(before: u64, tokens: &[u32], extra: Option<u64>) -> u64 {
-    let mut bytes = smallvec::SmallVec::<[u8; 256]>::with_capacity(tokens.len() * 4);
-    tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
-    let hash = xxh3_64_with_seed(&bytes, before);
+    let hash = match tokens.len() {
+        0..=SMALL_BLOCK => {
+            let mut bytes = [[0; 4]; SMALL_BLOCK];
+            bytes.iter_mut().zip(tokens).for_each(|(bytes, token)| *bytes = token.to_le_bytes());
+            xxh3_64_with_seed(bytes[..tokens.len()].as_flattened(), before)
+        }
+        _ => {
+            let bytes: Vec<[u8; 4]> = tokens.iter().map(|token| token.to_le_bytes()).collect();
+            xxh3_64_with_seed(bytes.as_flattened(), before)
+        }
+    };
     extra.map_or(hash, |extra| xxh3_64(&(hash ^ extra).to_le_bytes()))
+}
+
+/// Chains of one prompt that are kept: fleets have blocks of one size, or two while they change.
+const KEPT: usize = 2;
+
+/// The chains of one prompt, by the size of the blocks and the seed. Each is made once.
+#[derive(Clone, Debug, Default)]
+pub struct Chains([OnceLock<(u64, Arc<Chain>)>; KEPT]);
+
+impl Chains {
+    /// The chain of these tokens, which are the same each time.
+    pub fn of(&self, ids: &[u32], block_tokens: u32, seed: u64) -> Arc<Chain> {
+        let new = || Arc::new(Chain::of(ids, block_tokens, seed));
+        let mut kept = self.0.iter().map(|place| place.get_or_init(|| (seed, new())));
+        let own = kept.find(|(own, chain)| *own == seed && chain.block_tokens == block_tokens);
+        own.map_or_else(new, |(_, chain)| chain.clone())
+    }
 }
 
 /// A prompt's whole blocks.

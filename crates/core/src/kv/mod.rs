@@ -21,7 +21,7 @@ mod view;
 mod write;
 
 pub use batch::{Batch, Event, Removed, Stored};
-pub use chain::{Chain, TOKENS_MAX, seed};
+pub use chain::{Chain, Chains, TOKENS_MAX, seed};
 pub use feed::{BLOCKS_PER_WORKER_MAX, Feed, Next};
 pub use index::{ADAPTERS_MAX, Held, KvIndex, STEP_TOKENS};
 pub use msgpack::{Malformed, Reader, Value};

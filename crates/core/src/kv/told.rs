@@ -56,7 +56,7 @@ impl Told {
         let lora = named.as_deref().or(model.as_deref().filter(|model| index.is_adapter(model)));
         let seed = seed(lora, salt.as_deref());
         let find = |size| {
-            let chain = Arc::new(Chain::of(&ids, size, seed));
+            let chain = prompt.chains().of(&ids, size, seed);
             let held = index.find(&chain);
             (chain, held)
         };

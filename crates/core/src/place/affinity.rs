@@ -28,12 +28,17 @@ const REQUEST_TOKENS: f64 = 1024.0;
 /// What is computed costs the request its time, and everybody behind it theirs.
 const COMPUTED: f64 = 2.0;
 
-/// The load above which a worker has more than its share (SMG 1.13), by the loads of all.
-pub fn gate(loads: impl Iterator<Item = u32>, tuning: &Tuning) -> f64 {
-    let (all, n) = loads.fold((0.0, 0u32), |(all, n), load| (all + f64::from(load), n + 1));
-    let mean = all / f64::from(n.max(1));
+/// The load above which a worker has more than its share (SMG 1.13), of so many workers that have so much.
+pub fn gate(all: u64, workers: usize, tuning: &Tuning) -> f64 {
+    let mean = all as f64 / workers.max(1) as f64;
     let margin = (2.0 * mean.sqrt()).ceil().max(4.0).min(tuning.balance_abs);
     (mean * tuning.balance_rel).max(mean + margin)
+}
+
+/// The same by the loads of all.
+pub fn gate_of(loads: impl Iterator<Item = u32>, tuning: &Tuning) -> f64 {
+    let (all, n) = loads.fold((0, 0), |(all, n), load| (all + u64::from(load), n + 1));
+    gate(all, n, tuning)
 }
 
 /// The worker that a key belongs to.
@@ -159,7 +164,7 @@ impl<'t> Backlog<'t> {
 
     /// The load above which nobody is wanted, and the fewest tokens that are queued anywhere.
     fn bounds(&self, all: &[Seen<'_>]) -> (f64, f64) {
-        let gate = gate(all.iter().map(|s| s.load), self.tuning);
+        let gate = gate_of(all.iter().map(|s| s.load), self.tuning);
         let idlest = match self.tuning.overlap_decay > 0.0 {
             true => all.iter().map(|s| queued(&s.row.load, s.load)).fold(f64::INFINITY, f64::min),
             false => 0.0,

@@ -420,7 +420,7 @@ impl Policy {
 
     /// Of these, those who have no more than their share of the load.
     fn of_turn<'a>(&self, slots: &warm::Slots, all: &[Seen<'a>]) -> AllSeen<'a> {
-        let gate = affinity::gate(all.iter().map(|s| s.load), &self.tuning);
+        let gate = affinity::gate_of(all.iter().map(|s| s.load), &self.tuning);
         let may = |s: &&Seen<'a>| slots.binary_search(&s.row.slot).is_ok() && f64::from(s.load) <= gate;
         all.iter().filter(may).copied().collect()
     }
@@ -442,18 +442,18 @@ impl Policy {
 
     /// The least loaded of those whose range this size is in; of all, if they have more than their share.
     fn sized<'a>(&self, field: &Field<'a>, sight: &Sight<'_>, dice: &mut Dice) -> Option<Choice<'a>> {
-        let all = field.all();
+        let (n, sum) = field.sum();
         let sizes = self.sizes.as_ref().filter(|_| sight.bytes > 0);
         let (first, last) = match sizes {
-            Some(sizes) => sizes.range(sight.bytes, all.len()).into_inner(),
-            None => (0, all.len()),
+            Some(sizes) => sizes.range(sight.bytes, n).into_inner(),
+            None => (0, n),
         };
-        if first == 0 && last + 1 >= all.len() {
-            return least_seen(all.iter(), dice).map(seen);
+        if first == 0 && last + 1 >= n {
+            return field.least(dice).map(seen);
         }
+        let all = field.all();
         let own = least_seen(field.ranked(&all, first, last).iter(), dice)?;
-        let gate = affinity::gate(all.iter().map(|s| s.load), &self.tuning);
-        if f64::from(own.load) > gate {
+        if f64::from(own.load) > affinity::gate(sum, n, &self.tuning) {
             return least_seen(all.iter(), dice).map(seen);
         }
         Some(seen(own))

@@ -240,7 +240,7 @@ impl Whole {
         dice: &mut Dice,
     ) -> Blended {
         let loads: SmallVec<[u32; 16]> = seats.iter().map(|s| s.load.in_flight()).collect();
-        let gate = affinity::gate(loads.iter().copied(), &self.tuning);
+        let gate = affinity::gate_of(loads.iter().copied(), &self.tuning);
         let gated = ways.is_some_and(|ways| ways.iter().all(|(way, _)| way.looks_past_requests()));
         let mut blended = Blended::new(loads);
         for (way, weight) in ways.into_iter().flat_map(Ways::iter) {

@@ -267,9 +267,10 @@ fn feeds(fleet: &Fleet, index: &Arc<KvIndex>, asks: &[Ask]) -> Vec<Feed> {
     for (at, ask) in asks.iter().enumerate() {
         let ids = ask.prompt.ids().unwrap();
         for (part, feed) in [(1, at), (2, at + 1)] {
-            let tokens: Vec<u32> = ids[..ids.len() / part].to_vec();
-            let blocks = tokens.len() as u64 / u64::from(BLOCK_TOKENS);
-            let hashes = (0..blocks).map(|block| (at as u64 + 1) << 32 | block).collect();
+            // Engines store whole blocks.
+            let blocks = ids.len() / part / BLOCK_TOKENS as usize;
+            let tokens: Vec<u32> = ids[..blocks * BLOCK_TOKENS as usize].to_vec();
+            let hashes = (0..blocks as u64).map(|block| (at as u64 + 1) << 32 | block).collect();
             let stored = Stored { hashes, tokens, block_tokens: BLOCK_TOKENS, ..Stored::default() };
             tell(&mut feeds[feed % count], Event::Stored(stored));
         }

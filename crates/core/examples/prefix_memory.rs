@@ -88,7 +88,7 @@ fn told() {
         let chain = Chain::of(&tokens, BLOCK_TOKENS, baton_core::kv::seed(None, None));
         let began = Instant::now();
         black_box(index.find(&chain));
-        full += usize::from(workers[i % 4].stores(i as u64, tokens) == Next::Full);
+        full += usize::from(workers[i % 4].stores(i as u64, &tokens) == Next::Full);
         times.push(began.elapsed());
         most = most.max(index.bytes());
     }
@@ -101,9 +101,8 @@ fn told() {
     percentiles(&mut times);
     let mut greedy = Worker { most: usize::MAX, ..Worker::new(&index) };
     let mut prompts = 0;
-    while greedy.stores(1 << 40 | prompts, (0..PROMPT_TOKENS).map(|_| dice.u64() as u32).collect())
-        != Next::Full
-    {
+    let mut random = || (0..PROMPT_TOKENS).map(|_| dice.u64() as u32).collect::<Vec<u32>>();
+    while greedy.stores(1 << 40 | prompts, &random()) != Next::Full {
         prompts += 1;
         most = most.max(index.bytes());
     }
@@ -128,8 +127,10 @@ impl Worker {
         Worker { feed, held: std::collections::VecDeque::new(), most: HELD_PROMPTS }
     }
 
-    fn stores(&mut self, prompt: u64, tokens: Vec<u32>) -> Next {
+    fn stores(&mut self, prompt: u64, tokens: &[u32]) -> Next {
+        // Engines store whole blocks.
         let blocks = tokens.len() as u64 / u64::from(BLOCK_TOKENS);
+        let tokens = tokens[..(blocks * u64::from(BLOCK_TOKENS)) as usize].to_vec();
         let hashes: Vec<u64> = (0..blocks).map(|block| prompt << 16 | block).collect();
         let mut events = Vec::new();
         if self.held.len() >= self.most {
@@ -186,7 +187,7 @@ fn look_up_told(characters: usize, workers: u32) -> Duration {
     let mut all: Vec<Worker> = (0..workers).map(begin).collect();
     for (at, worker) in all.iter_mut().enumerate() {
         let depth = if at < 8 { (at + 1) * count / 8 } else { 500 };
-        worker.stores(1, tokens[..depth].to_vec());
+        worker.stores(1, &tokens[..depth]);
     }
     let chain = Chain::of(&tokens, BLOCK_TOKENS, baton_core::kv::seed(None, None));
     best(|| drop(black_box(index.find(&chain))))

@@ -63,6 +63,12 @@ pub(crate) fn serves_now(load: &Load) -> bool {
     load.state.load(Ordering::Acquire) & !ALARM == CALM
 }
 
+/// Has the worker that has this load answered a request in this life?
+#[inline]
+pub fn has_answered(load: &Load) -> bool {
+    load.answered.load(Ordering::Relaxed) == load.life.load(Ordering::Acquire).wrapping_add(1)
+}
+
 impl Pulse {
     fn beside(load: &Arc<Load>) -> Pulse {
         Pulse { load: load.clone(), ..Pulse::default() }
@@ -147,7 +153,7 @@ impl Pulse {
     /// Has it answered a request in this life?
     #[inline]
     pub fn has_answered(&self) -> bool {
-        self.load.answered.load(Ordering::Relaxed) == self.life().wrapping_add(1)
+        has_answered(&self.load)
     }
 
     /// May a request go to this worker now? One load when all is well.

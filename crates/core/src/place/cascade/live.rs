@@ -22,7 +22,7 @@ use super::yard::{Part, Pod, Yard};
 use super::{Cascade, tokens};
 use crate::dice::Dice;
 use crate::fault::{Fault, LegName};
-use crate::fleet::{Seat, Serving};
+use crate::fleet::{Seat, Serving, has_answered};
 use crate::load::Lease;
 use crate::place::holders::Holders;
 use crate::place::receipt::{Charged, Receipt};
@@ -281,32 +281,33 @@ impl<'a> Decision<'a> {
 
     /// One candidate, and what is known of it now, as far as its part in this decision asks for it.
     fn see(&self, (at, roleset): Leg, sorted: &Sorted, open: Option<&Open>) -> Candidate<'a> {
-        let pod = &self.yard.pods[at];
-        let (seat, gauges) = (&pod.seat, &pod.seat.gauges);
-        let mut sight = Sight { count: seat.load.in_flight(), ..Sight::default() };
+        let (pod, load) = (&self.yard.pods[at], &self.yard.bench().row(at).load);
+        let mut sight = Sight { count: load.in_flight(), ..Sight::default() };
         if pod.part == Part::Prefill {
-            sight.matched_pct = self.prompt.as_ref().map_or(0, |held| held.percent(seat));
+            sight.matched_pct = self.prompt.as_ref().map_or(0, |held| held.percent(&pod.seat));
             if self.knobs().prefill_score == PrefillScore::Conductor {
-                sight.prefill_ms = gauges.prefill_ms();
+                sight.prefill_ms = pod.seat.gauges.prefill_ms();
             }
         } else {
-            sight.observed = seat.pulse.has_answered() || gauges.observed();
+            let gauges = &pod.seat.gauges;
+            sight.observed = has_answered(load) || gauges.observed();
             (sight.throughput, sight.kv_usage) = (gauges.throughput.get(), gauges.kv_usage.get());
         }
         // How long queues are counts where a combined worker may step in; how fast they drain, of decodes too.
         if !sorted.combined.is_empty() || pod.part == Part::Decode {
+            let gauges = &pod.seat.gauges;
             sight.drain = gauges.drain_rate.get();
             sight.waiting = match gauges.waiting.get() {
                 Some(_) => gauges.waiting_for_anything(),
                 None => estimated(pod.part, sight.count, sight.drain),
             };
         }
-        if let Some(tokens) = open.map(|open| open.ledger.tokens(seat.slot)) {
+        if let Some(tokens) = open.map(|open| open.ledger.tokens(pod.seat.slot)) {
             (sight.active_tokens, sight.kv_tokens) = (tokens.active, tokens.kv);
             (sight.decode_tokens, sight.decode_secs) = (tokens.decode, tokens.decode_secs(self.look.now));
             sight.remote = self.elsewhere(pod, open);
         }
-        Candidate { name: &pod.seat.worker.id, at, roleset, sight }
+        Candidate { name: &pod.id, at, roleset, sight }
     }
 
     /// What other gateways have charged the worker with.

@@ -36,6 +36,8 @@ pub enum Part {
 #[derive(Debug)]
 pub struct Pod {
     pub seat: Arc<Seat>,
+    /// The worker's id, where it is at hand.
+    pub id: Box<str>,
     pub part: Part,
     /// Indices into [`Yard::groups`]. A prefill has one at most.
     pub groups: SmallVec<[u32; 1]>,
@@ -80,7 +82,8 @@ impl Yard {
                 configs.entry(text).or_insert_with(|| ModelConfig::parse(text).map(Arc::new)).clone()
             });
             let groups = homes.get(&seat.slot).cloned().unwrap_or_default();
-            pods.push(Pod { seat: Arc::clone(seat), part, groups, config });
+            let id = seat.worker.id.as_str().into();
+            pods.push(Pod { seat: Arc::clone(seat), id, part, groups, config });
         }
         pods.sort_by(|a, b| a.seat.worker.id.cmp(&b.seat.worker.id).then(a.seat.slot.cmp(&b.seat.slot)));
         let mut configured: Vec<usize> = (0..pods.len()).filter(|at| pods[*at].config.is_some()).collect();

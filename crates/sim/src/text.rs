@@ -108,7 +108,56 @@ fn prompt_of(value: &Value) -> Option<PromptId> {
 /// Messages with a system text before them, as `/v1/messages` and `/v1/responses` carry it.
 pub(crate) fn with_system(system: Option<&Value>, messages: &Value) -> Value {
     let system = system.map(|text| serde_json::json!({"role": "system", "content": text}));
-    system.into_iter().chain(messages.as_array().into_iter().flatten().cloned()).collect()
+    let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
+    Value::Array(system.into_iter().chain(as_chat(messages)).collect())
+}
+
+/// Blocks of `/v1/messages` and items of `/v1/responses` as the messages that vLLM 0.32 makes of them, as far as the
+/// simulated chat template looks at them: it writes what is said and what tools answered, and no calls.
+fn as_chat(messages: &[Value]) -> Vec<Value> {
+    let (mut chat, mut open): (Vec<Value>, bool) = (Vec::new(), false);
+    for message in messages {
+        // An assistant's message that has been begun by a call or a thought, and has said nothing yet.
+        let begun = std::mem::take(&mut open);
+        let is = |kind: &str| message["type"] == kind;
+        let role = &message["role"];
+        if is("function_call") || is("reasoning") {
+            let goes_on = chat.last().is_some_and(|last| last["role"] == "assistant");
+            if !goes_on {
+                chat.push(serde_json::json!({"role": "assistant"}));
+            }
+            open = begun || !goes_on;
+        } else if is("function_call_output") {
+            chat.push(serde_json::json!({"role": "tool", "content": message["output"]}));
+        } else if begun && role == "assistant" {
+            if let Some(last) = chat.last_mut() {
+                last["content"] = message["content"].clone();
+            }
+        } else if let Some(parts) = message["content"].as_array() {
+            let of = |kind: &'static str| move |part: &&Value| part["type"] == kind;
+            let results = parts.iter().filter(of("tool_result"));
+            chat.extend(
+                results.map(
+                    |part| serde_json::json!({"role": "tool", "content": result_text(&part["content"])}),
+                ),
+            );
+            let unsaid = ["tool_result", "tool_use", "thinking", "redacted_thinking"];
+            let said: Vec<&Value> =
+                parts.iter().filter(|part| !unsaid.iter().any(|kind| part["type"] == *kind)).collect();
+            if role != "user" || !said.is_empty() || parts.is_empty() {
+                chat.push(serde_json::json!({"role": role, "content": said}));
+            }
+        } else {
+            chat.push(message.clone());
+        }
+    }
+    chat
+}
+
+/// A tool's answer: a text, or several on lines of their own.
+fn result_text(content: &Value) -> String {
+    let parts = content.as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
+    content.as_str().map_or_else(|| parts.collect::<Vec<_>>().join("\n"), str::to_owned)
 }
 
 /// Where every hash over tokens starts.
@@ -329,6 +378,31 @@ mod tests {
         assert_eq!(prompts_of(&json!({"messages": [{"role": "user", "content": "hi"}]})), [chat]);
         assert_eq!(prompts_of(&json!({"input": "hi"})), [chat]);
         assert_eq!(prompts_of(&json!({})), []);
+    }
+
+    #[test]
+    fn calls_and_results_of_other_apis_are_messages() {
+        use serde_json::json;
+        let chat = json!([
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "I look"},
+            {"role": "tool", "content": "1\n2"}, {"role": "tool", "content": "3"}, {"role": "user", "content": "go"},
+        ]);
+        let messages = json!({"messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I look"}, {"type": "tool_use", "id": "t"}]},
+            {"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]}]},
+            {"role": "user", "content": [{"type": "text", "text": "go"}, {"type": "tool_result", "content": "3"}]},
+        ]});
+        let input = json!({"input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "content": []}, {"type": "function_call", "name": "f"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
+            {"type": "function_call_output", "output": "1\n2"}, {"type": "function_call_output", "output": "3"},
+            {"role": "user", "content": "go"},
+        ]});
+        for body in [messages, input] {
+            assert_eq!(prompts_of(&body), [PromptId::of_chat(&chat)], "{body}");
+        }
     }
 
     #[test]

@@ -199,26 +199,43 @@ async fn conversations_are_known_by_the_chat_template() {
     house.close().await;
 }
 
-/// The same conversation as `/v1/messages` and `/v1/responses` have it.
+/// The same conversation as `/v1/messages` and `/v1/responses` have it. In front of a tool's answer stands its call.
 fn elsewhere(api: Api, messages: &serde_json::Value) -> serde_json::Value {
     let (system, rest) = messages.as_array().unwrap().split_first().unwrap();
     // Anthropic's system prompt may have several parts, which engines put together without anything between.
     let text = system["content"].as_str().unwrap();
     let (one, two) = text.split_at(text.len() / 2);
-    let parts =
-        [one, two].map(|text| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}));
-    let item = |message: &serde_json::Value| {
-        let kind = if message["role"] == "assistant" { "output_text" } else { "input_text" };
-        json!({"type": "message", "role": message["role"], "content": [{"type": kind, "text": message["content"]}]})
-    };
-    let block = |message: &serde_json::Value| json!({"role": message["role"], "content": [{"type": "text", "text": message["content"]}]});
+    let part = |text: &str| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
+    let mut turns = Vec::new();
+    for (at, message) in rest.iter().enumerate() {
+        let (role, said) = (&message["role"], &message["content"]);
+        let calls = rest.get(at + 1).is_some_and(|next| next["role"] == "tool");
+        if api == Api::Messages {
+            let mut blocks = vec![json!({"type": "text", "text": said})];
+            if role == "tool" {
+                blocks = vec![json!({"type": "tool_result", "tool_use_id": "c1", "content": said})];
+            }
+            blocks.extend(
+                calls.then(|| json!({"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}})),
+            );
+            let role = if role == "tool" { &json!("user") } else { role };
+            turns.push(json!({"role": role, "content": blocks}));
+        } else if role == "tool" {
+            turns.push(json!({"type": "function_call_output", "call_id": "c1", "output": said}));
+        } else {
+            let kind = if role == "assistant" { "output_text" } else { "input_text" };
+            turns.push(json!({"type": "message", "role": role, "content": [{"type": kind, "text": said}]}));
+            let call =
+                json!({"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\": 1}"});
+            turns.extend(calls.then_some(call));
+        }
+    }
     match api {
         Api::Messages => {
-            json!({"model": "sim", "max_tokens": 3, "system": parts, "messages": rest.iter().map(block).collect::<Vec<_>>()})
+            json!({"model": "sim", "max_tokens": 3, "system": [part(one), part(two)], "messages": turns})
         }
         _ => {
-            let input: Vec<_> = rest.iter().map(item).collect();
-            json!({"model": "sim", "max_output_tokens": 3, "instructions": text, "input": input, "store": false})
+            json!({"model": "sim", "max_output_tokens": 3, "instructions": text, "input": turns, "store": false})
         }
     }
 }
@@ -229,9 +246,9 @@ async fn conversations_of_other_apis_are_known_as_what_engines_make_of_them() {
     let turn = |role: &str, what: &str| json!({"role": role, "content": what.repeat(300)});
     let first = [turn("system", "one two "), turn("system", "six ten ")]
         .map(|system| json!([system, turn("user", "why ")]));
-    let second = first
-        .clone()
-        .map(|first| json!([first[0], first[1], turn("assistant", "go on "), turn("user", "yes ")]));
+    let second = first.clone().map(|first| {
+        json!([first[0], first[1], turn("assistant", "go on "), turn("tool", "it is "), turn("user", "yes ")])
+    });
     let texts: Vec<String> = first.iter().chain(&second).map(baton_sim::text::chat_text).collect();
     let directory = ModelDirectory::new(&texts);
     for tokenizer in [directory.0.to_str().unwrap(), "engine"] {

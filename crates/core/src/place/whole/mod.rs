@@ -243,6 +243,13 @@ impl Whole {
         let gate = affinity::gate_of(loads.iter().copied(), &self.tuning);
         let gated = ways.is_some_and(|ways| ways.iter().all(|(way, _)| way.looks_past_requests()));
         let mut blended = Blended::new(loads);
+        if ways.is_some_and(|ways| ways.is_only(Way::LoadBalance)) {
+            let all = balance::of(seats, &blended.loads, &sight.knobs.whole, sight.explain);
+            blended.add(Way::LoadBalance, 1, all.worth);
+            blended.pass_over("too little KV memory is left", |at| all.full[at]);
+            blended.tell_equals_by(all.memory);
+            return blended;
+        }
         for (way, weight) in ways.into_iter().flat_map(Ways::iter) {
             let worth = score::each(way, seats, &blended.loads, sight, dice);
             blended.add(way, weight, worth);
@@ -250,11 +257,6 @@ impl Whole {
         if gated {
             let loads = blended.loads.clone();
             blended.pass_over("more than its share of requests", |at| f64::from(loads[at]) > gate);
-        }
-        if ways.is_some_and(|ways| ways.is_only(Way::LoadBalance)) {
-            let balance = balance::of(seats, &blended.loads, &sight.knobs.whole, false);
-            blended.pass_over("too little KV memory is left", |at| balance.full[at]);
-            blended.tell_equals_by(balance.memory);
         }
         blended
     }

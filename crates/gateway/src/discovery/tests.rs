@@ -193,10 +193,7 @@ fn aibrix_pods_are_what_their_labels_say() {
         Some(("prefill-0", "10.0.0.1"))
     );
     assert_eq!(p.annotations.keys().collect::<Vec<_>>(), ["model.aibrix.ai/sglang-bootstrap-port"]);
-    assert_eq!(
-        (w.url.as_str(), w.role, w.engine),
-        ("http://standard-0.llm:8000", Role::Whole, Engine::Vllm)
-    );
+    assert_eq!((w.url.as_str(), w.role, w.engine), ("http://standard-0.llm:8000", Role::Whole, Engine::Vllm));
     assert!(w.annotation("model.aibrix.ai/config").unwrap().contains("combined"));
     assert_eq!(w.label("pod_namespace"), Some("llm"));
     assert_eq!(workers(AIBRIX, "--service-discovery-namespace llm").len(), 1);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Tuning;
-use super::field::Seen;
+use super::field::{Field, Seen};
 use super::holders::Holders;
 use crate::dice::Dice;
 use crate::fleet::Seat;
@@ -122,26 +122,49 @@ impl<'t> Backlog<'t> {
         if tokens > self.threshold * self.total() { tokens } else { 0.0 }
     }
 
-    /// The worker that costs least. Among equals the one that was longest not chosen, so that prompts that nobody
-    /// knows go round.
-    pub fn cheapest<'a>(&self, all: &[Seen<'a>], dice: &mut Dice) -> Option<Seen<'a>> {
-        let (gate, idlest) = self.bounds(all);
-        let cost = |seen: &Seen<'a>| {
-            let tokens = self.weigh(seen.seat, seen.load, gate, idlest).tokens;
-            Cost { seen: *seen, tokens }
-        };
+    /// The worker that costs least, of all that can be chosen. Among equals the one that was longest not chosen, so that
+    /// prompts that nobody knows go round.
+    pub fn cheapest<'a>(&self, field: &Field<'a>, dice: &mut Dice) -> Option<Seen<'a>> {
+        if self.tuning.temperature > 0.0 || self.tuning.overlap_decay > 0.0 {
+            return self.cheapest_of(&field.all(), dice);
+        }
+        let (n, sum) = field.sum();
+        let bounds = (gate(sum, n, self.tuning), 0.0);
+        self.least(field.unasked(), |seen| field.lets(seen), bounds, dice)
+    }
+
+    /// The same of these.
+    pub fn cheapest_of<'a>(&self, all: &[Seen<'a>], dice: &mut Dice) -> Option<Seen<'a>> {
+        let bounds = self.bounds(all);
         if self.tuning.temperature > 0.0 {
+            let cost = |seen: &Seen<'a>| self.cost(*seen, bounds);
             return self.softly(all.iter().map(cost).collect(), dice);
         }
+        self.least(all.iter().copied(), |_| true, bounds, dice)
+    }
+
+    fn cost<'a>(&self, seen: Seen<'a>, (gate, idlest): (f64, f64)) -> Cost<'a> {
+        Cost { seen, tokens: self.weigh(seen.seat, seen.load, gate, idlest).tokens }
+    }
+
+    /// The cheapest of those that may be chosen. The few that are not ruled out by their queues are asked.
+    fn least<'a>(
+        &self,
+        all: impl Iterator<Item = Seen<'a>>,
+        may: impl Fn(&Seen<'a>) -> bool,
+        bounds: (f64, f64),
+        dice: &mut Dice,
+    ) -> Option<Seen<'a>> {
         let mut best: Option<Cost<'a>> = None;
         let mut equals = 0;
         let chosen = |cost: &Cost<'a>| cost.seen.row.load.last_chosen();
         for seen in all {
             // Whatever it has of the prompt, it costs what is queued there.
-            if best.as_ref().is_some_and(|best| queued(&seen.row.load, seen.load) > best.tokens) {
+            let dear = |best: &Cost<'a>| queued(&seen.row.load, seen.load) > best.tokens;
+            if best.as_ref().is_some_and(dear) || !may(&seen) {
                 continue;
             }
-            let next = cost(seen);
+            let next = self.cost(seen, bounds);
             let order = match &best {
                 None => std::cmp::Ordering::Less,
                 Some(best) => {

@@ -22,6 +22,8 @@ pub struct Seen<'a> {
     pub seat: &'a Arc<Seat>,
     pub row: &'a Row,
     pub load: u32,
+    /// Where it is on its bench.
+    pub at: u32,
 }
 
 /// Those that were seen, in the order of their slots.
@@ -157,12 +159,22 @@ impl<'a> Field<'a> {
     #[inline]
     fn seen(&self, at: usize) -> Seen<'a> {
         let row = self.bench.row(at);
-        Seen { seat: self.bench.seat(at), row, load: row.load.in_flight() }
+        Seen { seat: self.bench.seat(at), row, load: row.load.in_flight(), at: at as u32 }
     }
 
     /// Nobody can be chosen.
     pub fn is_empty(&self) -> bool {
         !self.places().any(|at| self.may(at))
+    }
+
+    /// Those of which it was not asked yet whether they can be chosen.
+    pub fn unasked(&self) -> impl Iterator<Item = Seen<'a>> + '_ {
+        self.places().map(|at| self.seen(at))
+    }
+
+    /// Can it be chosen?
+    pub fn lets(&self, seen: &Seen<'_>) -> bool {
+        self.may(seen.at as usize)
     }
 
     /// All that can be chosen now.

@@ -320,10 +320,11 @@ impl Policy {
                     self.least(field, sight, dice)
                 }
                 Some(backlog) => {
-                    let all = field.all();
-                    let theirs = sight.turn.as_ref().map(|slots| self.of_turn(slots, &all));
-                    let among = theirs.as_deref().filter(|theirs| !theirs.is_empty());
-                    backlog.cheapest(among.unwrap_or(&all), dice).map(seen)
+                    let theirs = sight.turn.as_ref().map(|slots| self.of_turn(slots, &field.all()));
+                    match theirs.filter(|theirs| !theirs.is_empty()) {
+                        Some(theirs) => backlog.cheapest_of(&theirs, dice).map(seen),
+                        None => backlog.cheapest(field, dice).map(seen),
+                    }
                 }
                 None => self.least(field, sight, dice),
             },

@@ -343,7 +343,8 @@ mod tests {
         assert_eq!(Reports::default().fewest(&candidates, &mut Dice::new(1)).unwrap().0.slot, 0);
         let bench = Bench::loose(seats.iter());
         let better = |metric, a: usize, b: usize| {
-            let seen = |at: usize| Seen { seat: &seats[at], row: bench.row(at), load: at as u32 + 1 };
+            let seen =
+                |at: usize| Seen { seat: &seats[at], row: bench.row(at), load: at as u32 + 1, at: at as u32 };
             Reports { metric, ..Reports::default() }.is_better(&seen(a), &seen(b))
         };
         assert!(better(LoadMetric::Requests, 0, 1) && better(LoadMetric::Requests, 1, 2));

@@ -97,3 +97,29 @@ impl Chain {
         low as u32
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_made_once_for_each_size_and_seed() {
+        let (chains, ids): (Chains, Vec<u32>) = (Chains::default(), (0..100).collect());
+        let first = chains.of(&ids, 16, 1);
+        assert_eq!((*first).clone(), Chain::of(&ids, 16, 1));
+        assert!(Arc::ptr_eq(&first, &chains.of(&ids, 16, 1)));
+        for (size, seed) in [(16, 2), (32, 1), (64, 1), (100, 3)] {
+            assert_eq!(*chains.of(&ids, size, seed), Chain::of(&ids, size, seed), "{size} {seed}");
+        }
+        assert!(Arc::ptr_eq(&first, &chains.of(&ids, 16, 1)));
+    }
+
+    #[test]
+    fn a_block_of_any_size_is_the_hash_of_its_tokens() {
+        for size in [0, 1, 16, 64, 65, 300] {
+            let tokens: Vec<u32> = (7..7 + size).collect();
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            assert_eq!(next(5, &tokens, None), xxh3_64_with_seed(&bytes, 5), "{size}");
+        }
+    }
+}

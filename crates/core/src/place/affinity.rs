@@ -99,7 +99,7 @@ impl<'t> Backlog<'t> {
 
     /// Tokens of the prompt that the worker has not.
     pub fn uncached(&self, seat: &Seat) -> u64 {
-        (self.total() - self.cached(seat)) as u64
+        (self.total() - self.cached(seat.slot, seat)) as u64
     }
 
     fn total(&self) -> f64 {
@@ -108,12 +108,12 @@ impl<'t> Backlog<'t> {
 
     /// Tokens of it that the worker has; none if they are too small a share of it.
     #[inline]
-    fn cached(&self, seat: &Seat) -> f64 {
+    fn cached(&self, slot: u32, seat: &Seat) -> f64 {
         let told = |share: f64| {
             let enough = share > self.tuning.cache_threshold;
             if enough { share * self.total() } else { 0.0 }
         };
-        self.held.has(seat, told, |blocks| self.counted(blocks))
+        self.held.has_at(slot, seat, told, |blocks| self.counted(blocks))
     }
 
     /// So many first blocks in tokens, if they are enough of it to count.
@@ -144,7 +144,7 @@ impl<'t> Backlog<'t> {
     }
 
     fn cost<'a>(&self, seen: Seen<'a>, (gate, idlest): (f64, f64)) -> Cost<'a> {
-        Cost { seen, tokens: self.weigh(seen.seat, seen.load, gate, idlest).tokens }
+        Cost { seen, tokens: self.weigh(&seen, gate, idlest).tokens }
     }
 
     /// The cheapest of those that may be chosen. The few that are not ruled out by their queues are asked.
@@ -196,14 +196,14 @@ impl<'t> Backlog<'t> {
     }
 
     #[inline]
-    fn weigh(&self, seat: &Seat, load: u32, gate: f64, idlest: f64) -> Weighed {
-        let (queued, total) = (queued(&seat.load, load), self.total());
-        let mut cached = self.cached(seat);
+    fn weigh(&self, seen: &Seen<'_>, gate: f64, idlest: f64) -> Weighed {
+        let (queued, total) = (queued(&seen.row.load, seen.load), self.total());
+        let mut cached = self.cached(seen.row.slot, seen.seat);
         if self.tuning.overlap_decay > 0.0 {
             let excess = (queued - idlest) / total.max(1.0);
             cached /= 1.0 + self.tuning.overlap_decay * excess.max(0.0);
         }
-        let over = f64::from(load) > gate;
+        let over = f64::from(seen.load) > gate;
         // Above the gate nobody is wanted, but the least of those if there is nobody else.
         let computed = COMPUTED * (total - if over { 0.0 } else { cached });
         let tokens = queued + computed + if over { 1e15 } else { 0.0 };
@@ -214,7 +214,7 @@ impl<'t> Backlog<'t> {
     /// What each of them costs now.
     pub fn weighed(&self, all: &[Seen<'_>]) -> Vec<Weighed> {
         let (gate, idlest) = self.bounds(all);
-        all.iter().map(|seen| self.weigh(seen.seat, seen.load, gate, idlest)).collect()
+        all.iter().map(|seen| self.weigh(seen, gate, idlest)).collect()
     }
 
     /// By chance, the cheaper the likelier: costs from 0 for the least to 1 for the most, over the temperature.

@@ -77,7 +77,19 @@ impl<'a> Holders<'a> {
     /// How much of it the worker has: of what it tells, its share of the prompt, and of what was sent to it, so many
     /// first blocks, each as much as the two functions say.
     pub fn has(&self, seat: &Seat, share: impl Fn(f64) -> f64, sent: impl Fn(u32) -> f64) -> f64 {
-        let sent = || self.sent(seat).map_or(0.0, &sent);
+        self.has_at(seat.slot, seat, share, sent)
+    }
+
+    /// The same of a worker whose slot is at hand: of one that holds nothing no more is read.
+    #[inline]
+    pub fn has_at(
+        &self,
+        slot: u32,
+        seat: &Seat,
+        share: impl Fn(f64) -> f64,
+        sent: impl Fn(u32) -> f64,
+    ) -> f64 {
+        let sent = || self.sent(slot, seat).map_or(0.0, &sent);
         match self.known(seat) {
             Some(known) if known.trust == Trust::Whole => share(known.share),
             Some(known) => sent().max(share(known.share)),
@@ -95,9 +107,9 @@ impl<'a> Holders<'a> {
     }
 
     /// First blocks of it that were sent to the worker before.
-    fn sent(&self, seat: &Seat) -> Option<u32> {
-        let (of, blocks) = *self.found.get(self.place(seat.slot))?;
-        (of == holder(seat)).then_some(blocks)
+    fn sent(&self, slot: u32, seat: &Seat) -> Option<u32> {
+        let (of, blocks) = *self.found.get(self.place(slot))?;
+        (of.slot == slot && of == holder(seat)).then_some(blocks)
     }
 
     /// The first place in `found` that is not before this slot.

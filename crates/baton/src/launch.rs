@@ -77,7 +77,13 @@ pub fn check(args: LaunchArgs) -> ExitCode {
     let printed = print(loaded.to_yaml().as_bytes());
     warn(&loaded);
     let mut refusals = loaded.refusals();
-    refusals.extend(Discovery::open(&loaded.config).err());
+    match Discovery::open(&loaded.config) {
+        Err(refusal) => refusals.push(refusal),
+        Ok(discovery) if discovery.as_ref().is_some_and(Discovery::waits) => {
+            advise("the --discovery-file is not there: baton launch would wait for it");
+        }
+        Ok(_) => {}
+    }
     match refusals.as_slice() {
         [] => printed,
         refusals => refuse(&refusals.join("\n")),
@@ -98,10 +104,11 @@ fn load(args: &LaunchArgs) -> Result<Loaded, ConfigError> {
 }
 
 fn warn(loaded: &Loaded) {
-    let yellow = AnsiColor::Yellow.on_default().bold();
-    for warning in loaded.warnings() {
-        say("warning", yellow, &warning);
-    }
+    loaded.warnings().iter().for_each(|warning| advise(warning));
+}
+
+fn advise(warning: &str) {
+    say("warning", AnsiColor::Yellow.on_default().bold(), warning);
 }
 
 /// Says why it cannot be done.

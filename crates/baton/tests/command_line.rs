@@ -70,7 +70,10 @@ fn check_reads_the_file_of_workers_too() {
         check("a: &x b\n").1,
         "error: --discovery-file FILE: line 1: anchors, aliases and tags are not read\n"
     );
-    std::fs::remove_file(path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let output = baton(&format!("check --discovery-file {}", path.display()));
+    let waits = "warning: the --discovery-file is not there: baton launch would wait for it\n";
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), waits.to_owned()));
 }
 
 #[test]

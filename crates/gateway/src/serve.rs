@@ -193,8 +193,8 @@ fn charged(gateway: &Gateway) -> Vec<Charged> {
         let partly = tokens.active > 0 || tokens.kv > 0;
         let of_prefill = fleet.prefill().iter().any(|p| p.seat.slot == slot);
         Some(Charged {
-            namespace: worker.label("pod_namespace").unwrap_or_default().to_owned(),
-            pod: worker.pod.as_ref().map_or(worker.url.as_str(), |pod| &pod.name).to_owned(),
+            namespace: worker.namespace().unwrap_or_default().to_owned(),
+            pod: worker.pod_name().to_owned(),
             prefill: (of_prefill || partly).then_some((tokens.active, tokens.kv)),
             decode: (!of_prefill || tokens.decode > 0).then_some(tokens.decode),
         })

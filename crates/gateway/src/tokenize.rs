@@ -12,8 +12,7 @@ use baton_core::ask::Ask;
 use baton_core::body::Pieces;
 use baton_core::fleet::Seat;
 use baton_core::size::Unknown;
-use baton_core::tokenize::{self, ANSWER_MAX_BYTES, Asked, Outcome};
-use bytes::Bytes;
+use baton_core::tokenize::{self, Asked, Outcome, Question};
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
@@ -79,7 +78,7 @@ async fn inquire(
     };
     let seat = whom.ok_or_else(|| not(Outcome::Nobody))?;
     let limit = gateway.asking.timeout;
-    let end = tokio::time::timeout(limit, answer(lane, &seat, &question.body)).await;
+    let end = tokio::time::timeout(limit, answer(lane, &seat, &question)).await;
     let late = || (Outcome::Late, format!("no answer within {} ms", limit.as_millis()).into());
     let end = end.unwrap_or_else(|_| Err(late()));
     let now = lane.clock.now();
@@ -105,7 +104,7 @@ async fn inquire(
 }
 
 /// What this worker answers. A connection that had grown old counts for nothing: a question may be put twice.
-async fn answer(lane: &Lane, seat: &Seat, question: &Bytes) -> End {
+async fn answer(lane: &Lane, seat: &Seat, question: &Question) -> End {
     let mut fresh = false;
     loop {
         let request = LegRequest {
@@ -113,10 +112,10 @@ async fn answer(lane: &Lane, seat: &Seat, question: &Bytes) -> End {
             id: None,
             rank: None,
             forward: Vec::new(),
-            body: LegBody::new(Pieces::from_iter([question.clone()])),
+            body: LegBody::new(Pieces::from_iter([question.body.clone()])),
             fresh,
         };
-        let want = Want::Whole { max_bytes: ANSWER_MAX_BYTES };
+        let want = Want::Whole { max_bytes: question.answer_max_bytes() };
         let mut leg = Leg::send(&lane.pool, lane.clock, seat, request, want);
         return match poll_fn(|cx| leg.poll_event(cx)).await {
             LegEvent::Answer(answer) => tokenize::read(answer).map_err(|why| (Outcome::Unusable, why.into())),

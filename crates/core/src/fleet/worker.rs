@@ -253,6 +253,16 @@ impl Worker {
         self.labels.get(name).map(|v| v.trim()).filter(|v| !v.is_empty())
     }
 
+    /// The namespace of its pod, where a discovery or whoever registered it said it.
+    pub fn namespace(&self) -> Option<&str> {
+        self.label("pod_namespace").or_else(|| self.label("namespace"))
+    }
+
+    /// Its pod's name, or its address where it is no pod.
+    pub fn pod_name(&self) -> &str {
+        self.pod.as_ref().map_or(&self.url, |pod| &pod.name)
+    }
+
     /// Where the bootstrap server of an AIBrix pod listens that says nothing of it: an SGLang prefill's has a default
     /// there (AIBrix's page on PD).
     pub fn default_bootstrap(&self) -> Option<u16> {

@@ -36,8 +36,14 @@ pub const PATH: &str = "/tokenize";
 /// Longest question, in bytes. Engines tokenise in the process that serves their other requests too.
 pub const QUESTION_MAX_BYTES: usize = 1 << 20;
 
-/// Longest answer that is read, in bytes: a token is no less than a byte of the question, and takes no more than eight.
+/// Longest answer that is read, in bytes.
 pub const ANSWER_MAX_BYTES: usize = 8 << 20;
+
+/// A token is no less than a byte of the question, and takes no more than eight of the answer.
+const TOKEN_MAX_BYTES: usize = 8;
+
+/// What a chat template may add, and what else an engine says.
+const ANSWER_BESIDES_BYTES: usize = 512 << 10;
 
 /// Deepest nesting of an answer, and its members.
 const SHAPE: BodyLimits = BodyLimits { max_bytes: ANSWER_MAX_BYTES, max_depth: 4, max_members: 64 };
@@ -80,6 +86,12 @@ pub struct Question {
 }
 
 impl Question {
+    /// Longest answer that is read. An engine that tells many tokens of a short prompt has gone astray, and all that it
+    /// says would have to be read between other requests.
+    pub fn answer_max_bytes(&self) -> usize {
+        ANSWER_MAX_BYTES.min(ANSWER_BESIDES_BYTES + TOKEN_MAX_BYTES * self.body.len())
+    }
+
     /// Does this end say anything of the worker? A long prompt may well take too long on one that is well, and clients
     /// must not be able to keep all workers from being asked.
     pub fn judges(&self, outcome: Outcome) -> bool {

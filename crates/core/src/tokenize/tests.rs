@@ -87,6 +87,13 @@ fn an_answer_is_believed_if_it_fits_together() {
 }
 
 #[test]
+fn an_answer_is_as_long_as_its_question_allows() {
+    let most = |bytes: usize| Question { body: vec![b'x'; bytes].into(), key: 0 }.answer_max_bytes();
+    assert_eq!((most(0), most(1000)), (512 << 10, (512 << 10) + 8000));
+    assert_eq!(most(QUESTION_MAX_BYTES), ANSWER_MAX_BYTES);
+}
+
+#[test]
 fn a_route_that_is_not_there_is_told_from_a_model_that_is_not() {
     let of = |status, body: &str| Outcome::of_status(status, body.as_bytes());
     assert_eq!(of(404, r#"{"detail":"Not Found"}"#), Outcome::NoRoute);

@@ -129,6 +129,11 @@ impl Discovery {
         }
     }
 
+    /// There is no such file yet.
+    pub fn waits(&self) -> bool {
+        !self.listed
+    }
+
     /// Brings in the workers of the file, and those of all its later texts until the task is aborted.
     pub fn begin(mut self, registry: Registry, telemetry: Arc<Telemetry>) -> JoinHandle<()> {
         self.roll(&registry, &telemetry);

@@ -7,7 +7,7 @@ use baton_core::fleet::Role;
 use serde_json::{Map, Value};
 
 use super::pod::{self, Pod, Rules};
-use super::written;
+use super::{json, written};
 use crate::config::nearest;
 use crate::registry::{self, Spec, Twice, WORKERS_MAX};
 use crate::yaml;
@@ -82,7 +82,7 @@ pub fn read(text: &str, rules: &Rules) -> Result<Listed, Bad> {
 fn documents(text: &str) -> Result<Vec<Value>, Bad> {
     let text = text.trim_start_matches('\u{feff}');
     if text.trim_start().starts_with('{') {
-        let json = serde_json::from_str(text).map_err(|e| Bad::Malformed(format!("it is no JSON: {e}")))?;
+        let json = json::read(text).map_err(|e| Bad::Malformed(format!("it is no JSON: {e}")))?;
         return Ok(vec![json]);
     }
     match yaml::documents(text, MOST_DEPTH) {
@@ -145,6 +145,9 @@ fn worker(one: Value, rules: &Rules, odd: impl FnOnce(String)) -> Result<Spec, S
         }
         fields.insert("models".to_owned(), vec![model].into());
     }
+    for what in ["labels", "annotations"] {
+        texts(fields.get(what), what)?;
+    }
     let written = written::worker_of(Value::Object(fields))?;
     if let Some(field) = written.unknown.first() {
         let hint = nearest(field, FIELDS.into_iter()).map(|near| format!(": did you mean {near}?"));
@@ -157,6 +160,14 @@ fn worker(one: Value, rules: &Rules, odd: impl FnOnce(String)) -> Result<Spec, S
         odd(format!("these fields have no effect: {}", written.idle.join(", ")));
     }
     Ok(written.spec.found(PROVIDER, id))
+}
+
+/// YAML takes `8000` for a number, and Kubernetes wants it in quotes too.
+fn texts(all: Option<&Value>, what: &str) -> Result<(), String> {
+    match all.and_then(Value::as_object).and_then(|all| all.iter().find(|(_, value)| !value.is_string())) {
+        Some((name, value)) => Err(format!("{what}: {name:?} must be a text, in quotes, and is {value:.40}")),
+        None => Ok(()),
+    }
 }
 
 fn is_id(id: &str) -> bool {
@@ -204,6 +215,10 @@ const WHAT: &str =
 
 fn pod(one: Value, rules: &Rules, listed: &mut Listed) -> Result<(), String> {
     let name = one.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("without a name").to_owned();
+    for what in ["labels", "annotations"] {
+        let all = one.get("metadata").and_then(|metadata| metadata.get(what));
+        texts(all, what).map_err(|why| format!("pod {name}: {why}"))?;
+    }
     let pod: Pod = serde_json::from_value(one).map_err(|e| format!("pod {name}: {e}"))?;
     let seen = pod::workers(&pod, PROVIDER, rules).map_err(|why| format!("pod {}: {why}", pod.name()))?;
     listed.specs.extend(seen.workers);

@@ -6,6 +6,7 @@
 //! ([`pod`]).
 
 pub mod file;
+mod json;
 mod links;
 pub mod list;
 pub mod pod;

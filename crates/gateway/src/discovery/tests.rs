@@ -91,10 +91,14 @@ fn what_a_list_cannot_say_is_refused_and_says_where() {
             "unknown field \"health.timeout\"",
         ),
         (json!([{"id": "a", "url": "http://h:1", "model_id": "m", "models": ["m"]}]), "not both"),
-        (json!([{"id": "a", "url": "http://h:1", "labels": {"a": 1}}]), "expected a string"),
+        (json!([{"id": "a", "url": "http://h:1", "labels": {"a": 1}}]), "must be a text, in quotes"),
         (json!([one, one]), "two workers have the id \"a\""),
         (json!([one, {"id": "b", "url": "http://h:1/"}]), "workers \"a\" and \"b\" have one url: http://h:1"),
         (json!(["http://h:1"]), "workers[0]: must be a mapping"),
+        (
+            json!([{"id": "a", "url": "http://h:1", "labels": {"n": 8}}]),
+            "worker \"a\": labels: \"n\" must be a text, in quotes, and is 8",
+        ),
         (json!({"a": 1}), "workers must be a list"),
     ] {
         let Err(Bad::Invalid(told)) = list(&workers) else { panic!("{workers}") };
@@ -105,6 +109,11 @@ fn what_a_list_cannot_say_is_refused_and_says_where() {
         ("# nothing\n---\n", "it is empty"),
         ("{", "it is no JSON: "),
         (&SMG[..200], "it is no JSON: "),
+        (r#"{"version": 1, "workers": [], "workers": []}"#, "\"workers\" is given twice"),
+        (
+            r#"{"version": 1, "workers": [{"id": "a", "url": "http://h:1", "url": "http://h:2"}]}"#,
+            "\"url\" is given twice",
+        ),
         ("version: 1\nversion: 1\n", "line 2: version is given twice"),
         ("a: &x 1\nb: *x\n", "anchors, aliases and tags"),
         ("{\"workers\": []}", "version is missing"),
@@ -322,7 +331,14 @@ fn a_pod_that_cannot_be_meant_is_refused_by_name() {
         (pod("a", labels(), json!({"baton/address": "h:1"}), json!({})), "\"h:1\""),
         (pod("a", labels(), json!({"baton/address": "h/x"}), json!({})), "\"h/x\""),
         (pod("", labels(), json!({}), well("10.0.0.1")), "metadata.name is missing"),
-        (pod("a", json!({"model.aibrix.ai/name": 1}), json!({}), well("10.0.0.1")), "pod a: "),
+        (
+            pod("a", json!({"model.aibrix.ai/name": "m", "port": 1}), json!({}), well("10.0.0.1")),
+            "pod a: labels: \"port\" must be a text, in quotes, and is 1",
+        ),
+        (
+            pod("a", labels(), json!({"x": true}), well("10.0.0.1")),
+            "pod a: annotations: \"x\" must be a text, in quotes, and is true",
+        ),
         (
             pod("a", json!({"model.aibrix.ai/name": "m", "max_num_seqs": "x"}), json!({}), well("10.0.0.1")),
             "max_num_seqs",

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
+use super::words;
 use crate::config::{self, Secret};
 use crate::upstream::tls_config;
 
@@ -116,11 +117,13 @@ impl Link {
     /// What Redis answers to each command.
     ///
     /// # Errors
-    /// There is no answer, or one of the commands was refused. The connection is of no use any more.
+    /// There is no answer, or one of the commands was refused, and not because of what its key holds. The connection is
+    /// of no use any more.
     pub async fn ask(&mut self, commands: &Pipeline) -> Result<Vec<Value>, String> {
         self.allowance.store(ANSWER_MAX_BYTES, Ordering::Relaxed);
         let answer = commands.query_async(&mut self.connection);
-        in_time(async { answer.await.map_err(|e| e.to_string()) }).await
+        let answers = in_time(async { answer.await.map_err(|e| e.to_string()) }).await?;
+        words::refused(&answers).map_or(Ok(answers), Err)
     }
 }
 

@@ -8,6 +8,7 @@
 mod link;
 mod words;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
@@ -137,6 +138,7 @@ impl Sharing {
             orphans: Orphans::default(),
             pruned: gateway.clock.now(),
             to_prune: Vec::new(),
+            foreign: BTreeSet::new(),
             wanted: gateway.clock.now(),
             link: None,
         };
@@ -187,6 +189,8 @@ struct Desk {
     /// When orphans were last looked for, and those that are to go.
     pruned: Instant,
     to_prune: Vec<(String, Vec<u8>)>,
+    /// Keys of workers that hold something else.
+    foreign: BTreeSet<String>,
     /// When decodes were last scored by tokens.
     wanted: Instant,
     link: Option<Link>,
@@ -321,7 +325,8 @@ impl Desk {
         let keys = shared::keys(&self.gateway.registry.load_full());
         let now_ms = self.clock.millis(self.gateway.clock.now());
         let answers = self.ask(&words::look(keys.keys(), now_ms)).await?;
-        let reading = words::reading(keys.keys().cloned(), &answers);
+        let reading = words::reading(keys.keys().cloned(), &answers)?;
+        self.tell(words::foreign(keys.keys(), &answers));
         let now = self.gateway.clock.now();
         let alive = reading.alive(&self.own, self.clock, now);
         self.standing.instances.store(alive as u64, Ordering::Relaxed);
@@ -332,6 +337,17 @@ impl Desk {
             self.to_prune = self.orphans.look(&reading, &self.own);
         }
         Ok(())
+    }
+
+    /// Says once of each key that others keep something else there.
+    fn tell(&mut self, foreign: BTreeSet<String>) {
+        for key in foreign.difference(&self.foreign) {
+            tracing::warn!(
+                key,
+                "shared decode ledger: there is no hash in Redis, nothing is shared of this worker"
+            );
+        }
+        self.foreign = foreign;
     }
 
     async fn ask(&mut self, commands: &redis::Pipeline) -> Result<Vec<redis::Value>, String> {

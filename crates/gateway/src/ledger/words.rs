@@ -1,17 +1,41 @@
 //! What is said to Redis, and what its answers mean.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use baton_core::place::cascade::shared::{INSTANCES_KEY, KEPT_FOR, Reading, Write};
-use redis::{Pipeline, Value, cmd, pipe};
+use redis::{Pipeline, ServerError, Value, cmd, pipe};
 
 /// Instances that are heeded at all, those seen last.
 const INSTANCES_HEARD: usize = 4096;
 
+/// Commands of which one may be refused, and the others count: the asker looks at what was refused.
+fn patient() -> Pipeline {
+    let mut pipe = pipe();
+    pipe.ignore_errors();
+    pipe
+}
+
+/// A command that was refused for any other reason than that its key holds something else. That is about one key alone.
+pub fn refused(answers: &[Value]) -> Option<String> {
+    let mut errors = answers.iter().filter_map(error);
+    errors.find(|error| !is_foreign(error)).map(|error| error.to_string())
+}
+
+fn error(answer: &Value) -> Option<&ServerError> {
+    match answer {
+        Value::ServerError(error) => Some(error),
+        _ => None,
+    }
+}
+
+fn is_foreign(error: &ServerError) -> bool {
+    error.code() == "WRONGTYPE"
+}
+
 /// A batch of writes: what is charged, fields of gateways that are gone, and with `beat` a sign of life at that moment.
 pub fn writes(own: &[u8], writes: &[Write], pruned: &[(String, Vec<u8>)], beat: Option<i64>) -> Pipeline {
     let kept_ms = KEPT_FOR.as_millis() as i64;
-    let mut pipe = pipe();
+    let mut pipe = patient();
     if let Some(now_ms) = beat {
         pipe.cmd("TIME");
         pipe.cmd("ZADD").arg(INSTANCES_KEY).arg(now_ms).arg(own);
@@ -38,7 +62,7 @@ pub fn writes(own: &[u8], writes: &[Write], pruned: &[(String, Vec<u8>)], beat: 
 
 /// The question for Redis' time alone.
 pub fn time() -> Pipeline {
-    let mut pipe = pipe();
+    let mut pipe = patient();
     pipe.add_command(cmd("TIME"));
     pipe
 }
@@ -59,7 +83,7 @@ pub fn micros(answers: &[Value]) -> Result<u64, String> {
 /// The question who is alive and what each of these hashes holds.
 pub fn look<'a>(keys: impl Iterator<Item = &'a String>, now_ms: i64) -> Pipeline {
     let since = now_ms.saturating_sub(KEPT_FOR.as_millis() as i64);
-    let mut pipe = pipe();
+    let mut pipe = patient();
     pipe.cmd("ZREVRANGEBYSCORE").arg(INSTANCES_KEY).arg("+inf").arg(since);
     pipe.arg("WITHSCORES").arg("LIMIT").arg(0).arg(INSTANCES_HEARD);
     for key in keys {
@@ -69,18 +93,30 @@ pub fn look<'a>(keys: impl Iterator<Item = &'a String>, now_ms: i64) -> Pipeline
 }
 
 /// What was answered to [`look`] with these hashes.
-pub fn reading(keys: impl Iterator<Item = String>, answers: &[Value]) -> Reading {
+///
+/// # Errors
+/// Who is alive is not known.
+pub fn reading(keys: impl Iterator<Item = String>, answers: &[Value]) -> Result<Reading, String> {
     let (seen, hashes) = answers.split_first().unwrap_or((&Value::Nil, &[]));
+    if let Some(error) = error(seen) {
+        return Err(format!("{INSTANCES_KEY}: {error}"));
+    }
     let score = |text: &[u8]| Some(std::str::from_utf8(text).ok()?.parse::<f64>().ok()? as i64);
     let seen = pairs(seen).filter_map(|(instance, at)| Some((instance, score(&at)?)));
     let seen: HashMap<_, _> = seen.collect();
     let hashes = keys.zip(hashes).map(|(key, fields)| (key, pairs(fields).collect())).collect();
-    Reading { seen, hashes }
+    Ok(Reading { seen, hashes })
+}
+
+/// Of these hashes, those that are none: others keep something else there.
+pub fn foreign<'a>(keys: impl Iterator<Item = &'a String>, answers: &[Value]) -> BTreeSet<String> {
+    let hashes = keys.zip(answers.iter().skip(1));
+    hashes.filter(|(_, answer)| error(answer).is_some_and(is_foreign)).map(|(key, _)| key.clone()).collect()
 }
 
 /// The farewell: everything of this gateway is taken back.
 pub fn farewell<'a>(own: &[u8], keys: impl Iterator<Item = &'a str>) -> Pipeline {
-    let mut pipe = pipe();
+    let mut pipe = patient();
     for key in keys {
         pipe.cmd("HDEL").arg(key).arg(own);
     }
@@ -122,11 +158,30 @@ mod tests {
         let keys = || ["a", "b"].map(str::to_owned).into_iter();
         let answers =
             [bulk(&["gw:1", "1732963200123", "gw:2", "x", "odd"]), bulk(&["gw:1", "1,2,3"]), Value::Nil];
-        let read = reading(keys(), &answers);
+        let read = reading(keys(), &answers).unwrap();
         assert_eq!(read.seen, [(b"gw:1".to_vec(), 1_732_963_200_123)].into());
         let due = [("a".to_owned(), vec![(b"gw:1".to_vec(), b"1,2,3".to_vec())]), ("b".to_owned(), vec![])];
         assert_eq!(read.hashes, due);
-        assert!(reading(keys(), &[]).hashes.is_empty());
+        assert!(reading(keys(), &[]).unwrap().hashes.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_holds_something_else_is_about_itself_alone() {
+        let error = |line: &str| redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        let wrong = || error("WRONGTYPE Operation against a key holding the wrong kind of value");
+        let keys = ["a".to_owned(), "b".to_owned()];
+        let answers = [bulk(&["gw:1", "5"]), wrong(), bulk(&["gw:1", "1,2,3"])];
+        assert_eq!(refused(&answers), None);
+        assert_eq!(foreign(keys.iter(), &answers), ["a".to_owned()].into());
+        let read = reading(keys.iter().cloned(), &answers).unwrap();
+        assert_eq!((read.hashes[0].1.len(), read.hashes[1].1.len()), (0, 1));
+        let told = reading(keys.iter().cloned(), &[wrong(), Value::Nil]).unwrap_err();
+        assert!(told.starts_with("aibrix:rrq:gateways: "), "{told}");
+        for line in ["READONLY You can't write against a read only replica.", "NOPERM no", "OOM no", "ERR no"]
+        {
+            let told = refused(&[Value::Int(1), error(line)]).unwrap();
+            assert!(told.contains(line.split(' ').next().unwrap()), "{told}");
+        }
     }
 
     #[test]

@@ -230,6 +230,13 @@ impl<const N: usize> Gauges<N> {
         }
     }
 
+    /// Of several that have the same labels, the sum.
+    pub fn add(&self, values: [&str; N], value: f64) {
+        if let Some(gauge) = self.0.as_ref().and_then(|g| g.get_metric_with_label_values(&values).ok()) {
+            gauge.add(value);
+        }
+    }
+
     pub fn collect(&self) -> Vec<MetricFamily> {
         self.0.as_ref().map(Collector::collect).unwrap_or_default()
     }

@@ -115,15 +115,11 @@ pub fn worker_type(leg: Option<LegName>) -> &'static str {
     }
 }
 
-/// A worker's pod, or its address where it has none.
-pub fn pod_name(worker: &Worker) -> &str {
-    worker.pod.as_ref().map_or(&worker.url, |pod| &pod.name)
-}
-
 /// AIBrix's labels of a pod: namespace, pod, model, engine_type, roleset.
 pub fn pod<'a>(worker: &'a Worker, model: &'a str) -> [&'a str; 5] {
-    let label = |name: &str| worker.label(name).unwrap_or_default();
-    [label("namespace"), pod_name(worker), model, worker.engine.as_str(), label("roleset-name")]
+    let (namespace, roleset) = (worker.namespace(), worker.label("roleset-name"));
+    let engine = worker.engine.as_str();
+    [namespace.unwrap_or_default(), worker.pod_name(), model, engine, roleset.unwrap_or_default()]
 }
 
 /// `connection_mode`: how the worker is spoken to.

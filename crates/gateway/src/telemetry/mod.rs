@@ -120,7 +120,7 @@ impl Telemetry {
     pub fn render(&self) -> String {
         let fleet = (self.fleet)();
         let here: BTreeSet<&str> = fleet.seats().map(|seat| seat.worker.url.as_str()).collect();
-        let pods: BTreeSet<&str> = fleet.seats().map(|seat| labels::pod_name(&seat.worker)).collect();
+        let pods: BTreeSet<&str> = fleet.seats().map(|seat| seat.worker.pod_name()).collect();
         self.counting.retire(|url| here.contains(url), |pod| pods.contains(pod));
         scrape::seed(&fleet, self.counting.families());
         let scraped = Scraped::default();

@@ -78,7 +78,7 @@ impl Indexes {
     }
 }
 
-/// Tokens that one pod is charged with.
+/// Tokens that one worker of a pod is charged with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Charged {
     pub namespace: String,
@@ -104,14 +104,15 @@ impl Live {
         for (worker, state) in &self.preflight {
             scraped.preflight.set([worker, state], 1.0);
         }
+        // A pod with several ports, or an engine with several ranks, is several workers.
         for pod in &self.charged {
             let labels = [pod.namespace.as_str(), pod.pod.as_str()];
             if let Some((active, kv)) = pod.prefill {
-                scraped.ledger_active.set(labels, active as f64);
-                scraped.ledger_kv.set(labels, kv as f64);
+                scraped.ledger_active.add(labels, active as f64);
+                scraped.ledger_kv.add(labels, kv as f64);
             }
             if let Some(tokens) = pod.decode {
-                scraped.ledger_decode.set(labels, tokens as f64);
+                scraped.ledger_decode.add(labels, tokens as f64);
             }
         }
         for (roleset, max) in &self.bands {

@@ -200,6 +200,31 @@ async fn what_aibrix_has_written_counts_and_what_is_broken_does_not() {
     assert_eq!(redis.complaints(), Vec::<String>::new());
 }
 
+/// Others write to this Redis, and what they do to one worker's key is about that worker alone.
+#[tokio::test]
+async fn a_key_that_holds_something_else_is_no_outage() {
+    let redis = Redis::default();
+    let way = redis.way().await;
+    let house = plan(&way).open().await;
+    up(house.gateway()).await;
+    let key = |at: usize| format!("aibrix:dtl:default/{}", house.url(at));
+    redis.spoil(&key(1));
+    let held = hold(&house);
+    redis.charge(&key(2), "aibrix-gateway-0:17", &format!("1500,1,{}", redis.now_ms() / 1000));
+    until("the other worker's is seen", || elsewhere(house.gateway(), &house.url(2)).tokens == 1500.0).await;
+    Ask::chat(PROMPT, 3).served(house.address).await;
+    drop(held);
+    assert_eq!((shown(house.gateway()).up, shown(house.gateway()).failures), (true, [0; 3]));
+    house.close().await;
+    // And the instances' own key is about everybody.
+    redis.spoil("aibrix:rrq:gateways");
+    let house = plan(&way).open().await;
+    until("looks fail", || shown(house.gateway()).failures[Attempt::Look as usize] > 0).await;
+    assert!(!shown(house.gateway()).up);
+    Ask::chat(PROMPT, 3).served(house.address).await;
+    house.close().await;
+}
+
 #[tokio::test]
 async fn whatever_becomes_of_redis_requests_are_served() {
     let redis = Redis::default();

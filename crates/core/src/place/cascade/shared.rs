@@ -35,8 +35,7 @@ const SINCE_MOST: f64 = 1e19;
 
 /// The hash of a worker. A worker that is no pod goes by its URL; of an engine with several ranks each has its own.
 pub fn key(worker: &Worker) -> String {
-    let namespace = worker.label("pod_namespace").or_else(|| worker.label("namespace"));
-    let namespace = namespace.filter(|name| !name.is_empty()).unwrap_or("default");
+    let namespace = worker.namespace().unwrap_or("default");
     match (&worker.pod, worker.dp_rank) {
         (Some(pod), None) => format!("aibrix:dtl:{namespace}/{}", pod.name),
         (Some(pod), Some(rank)) => format!("aibrix:dtl:{namespace}/{}@{rank}", pod.name),

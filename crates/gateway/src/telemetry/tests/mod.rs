@@ -55,6 +55,13 @@ impl Stand {
                         ..Charged::default()
                     },
                     Charged { pod: "d-0".into(), decode: Some(7), ..Charged::default() },
+                    // Its other port.
+                    Charged {
+                        namespace: "ns".into(),
+                        pod: "p-0".into(),
+                        prefill: Some((30, 40)),
+                        ..Charged::default()
+                    },
                 ],
                 bands: [("short".to_owned(), 2048)].into(),
                 shared: Some(Shown {

@@ -6,7 +6,7 @@ use baton_core::abort::{Asked, Class, Why};
 use baton_core::ask::Api;
 use baton_core::exchange::Outcome;
 use baton_core::fault::{Fault, LegName, Refusal};
-use baton_core::fleet::{Engine, Role};
+use baton_core::fleet::{Engine, FleetChange, Role, Worker};
 use baton_core::gauges::Reading;
 use baton_core::kv::{Feed, KvIndex};
 use baton_core::place::cascade::resolve::Routing;
@@ -114,6 +114,37 @@ pub fn everything(stand: &Stand) {
 fn routed(stand: &Stand, ways: &str) -> Record {
     let routing = Routing { ways: Some(Ways::parse(ways).unwrap()), ..Routing::plain(&Arc::default()) };
     Record { routing: Some(Arc::new(routing)), ..served(stand) }
+}
+
+/// Whichever label a discovery, or whoever registered the worker, said it by.
+#[test]
+fn a_pod_is_named_by_its_namespace_too() {
+    for (labels, namespace) in [
+        (&[("pod_namespace", "team-a")][..], "team-a"),
+        (&[("namespace", "team-b")], "team-b"),
+        (&[("pod_namespace", " "), ("namespace", "team-b")], "team-b"),
+        (&[("pod_namespace", "team-a"), ("namespace", "team-b")], "team-a"),
+        (&[], ""),
+    ] {
+        let stand = Stand::with_pair();
+        let labelled = |slot: u32| {
+            let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let worker = Worker { labels: labels.collect(), ..Worker::clone(&stand.worker(slot)) };
+            FleetChange::Describe { slot, worker: Box::new(worker) }
+        };
+        stand.change([labelled(1), labelled(2)]);
+        let picks = lines(&stand.diff(|telemetry| telemetry.record(&routed(&stand, "pd"))), "pd_selected");
+        assert_eq!(picks.matches(&format!("namespace=\"{namespace}\"")).count(), 2, "{picks}");
+    }
+}
+
+#[test]
+fn workers_of_one_pod_are_charged_together() {
+    let samples = Stand::new().samples();
+    for (name, tokens) in [("active", 35), ("kv", 46)] {
+        let due = format!("pd_token_load_{name}_tokens{{namespace=\"ns\",pod_name=\"p-0\"}} {tokens}");
+        assert!(samples.contains(&due), "{due}");
+    }
 }
 
 #[test]

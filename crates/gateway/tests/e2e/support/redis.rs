@@ -26,6 +26,8 @@ struct Store {
     ahead_ms: u64,
     password: Option<String>,
     refused: Vec<String>,
+    /// Keys that hold no hash.
+    spoilt: BTreeSet<String>,
 }
 
 /// What one door does.
@@ -76,6 +78,11 @@ impl Redis {
 
     pub fn put_forward(&self, ms: u64) {
         self.store().ahead_ms += ms;
+    }
+
+    /// Somebody keeps something else under this key.
+    pub fn spoil(&self, key: &str) {
+        self.store().spoilt.insert(key.to_owned());
     }
 
     /// As after a restart without a snapshot.
@@ -208,6 +215,9 @@ impl Redis {
         }
         if !*known {
             return b"-NOAUTH Authentication required.\r\n".to_vec();
+        }
+        if store.spoilt.contains(&text(1)) && name != "PEXPIRE" {
+            return b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n".to_vec();
         }
         match (name.as_str(), words.len()) {
             ("TIME", 1) => {

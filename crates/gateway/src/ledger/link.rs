@@ -122,7 +122,7 @@ impl Link {
     pub async fn ask(&mut self, commands: &Pipeline) -> Result<Vec<Value>, String> {
         self.allowance.store(ANSWER_MAX_BYTES, Ordering::Relaxed);
         let answer = commands.query_async(&mut self.connection);
-        let answers = in_time(async { answer.await.map_err(|e| e.to_string()) }).await?;
+        let answers: Vec<Value> = in_time(async { answer.await.map_err(|e| e.to_string()) }).await?;
         words::refused(&answers).map_or(Ok(answers), Err)
     }
 }

@@ -31,14 +31,34 @@ pub enum Tree {
 /// A line, and what is wrong there.
 pub type Broken = (usize, String);
 
-type Events<'a> = Parser<'a, saphyr_parser::StrInput<'a>>;
+/// How much may be in a text.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Levels below the root of a document.
+    pub depth: usize,
+    /// Values in all, those that hold others too: the shortest takes two bytes of the text, and a hundred as a tree.
+    pub values: usize,
+}
 
-/// The one document of a text, no deeper than so many levels below its root.
+impl Bounds {
+    /// Of a text whose length is bound enough.
+    pub fn depth(depth: usize) -> Bounds {
+        Bounds { depth, values: usize::MAX }
+    }
+}
+
+struct Events<'a> {
+    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    /// Values that there may still be.
+    left: usize,
+}
+
+/// The one document of a text.
 ///
 /// # Errors
 /// The line, and what is wrong there.
-pub fn document(text: &str, depth: usize) -> Result<Node, Broken> {
-    let mut documents = documents(text, depth)?.into_iter();
+pub fn document(text: &str, bounds: Bounds) -> Result<Node, Broken> {
+    let mut documents = documents(text, bounds)?.into_iter();
     let root = documents.next().unwrap_or(Node { line: 1, value: Tree::Null });
     match documents.next() {
         Some(second) => Err((second.line, "a second document is not read".into())),
@@ -46,12 +66,13 @@ pub fn document(text: &str, depth: usize) -> Result<Node, Broken> {
     }
 }
 
-/// All documents of a text, no deeper than so many levels below their roots.
+/// All documents of a text.
 ///
 /// # Errors
 /// The line, and what is wrong there.
-pub fn documents(text: &str, depth: usize) -> Result<Vec<Node>, Broken> {
-    let mut events = Parser::new_from_str(text);
+pub fn documents(text: &str, bounds: Bounds) -> Result<Vec<Node>, Broken> {
+    let Bounds { depth, values } = bounds;
+    let mut events = Events { parser: Parser::new_from_str(text), left: values };
     let mut roots = Vec::new();
     loop {
         let (event, span) = next(&mut events)?;
@@ -87,8 +108,14 @@ fn plain(text: &str) -> Value {
 }
 
 fn next<'a>(events: &mut Events<'a>) -> Result<(Event<'a>, Span), Broken> {
-    match events.next() {
-        Some(Ok(event)) => Ok(event),
+    match events.parser.next() {
+        Some(Ok((event, span))) => {
+            if matches!(event, Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..)) {
+                let too_many = || (span.start.line(), "there are too many values".to_owned());
+                events.left = events.left.checked_sub(1).ok_or_else(too_many)?;
+            }
+            Ok((event, span))
+        }
         Some(Err(error)) => Err((error.marker().line(), format!("is not YAML: {}", error.info()))),
         None => Ok((Event::StreamEnd, Span::default())),
     }
@@ -148,5 +175,20 @@ fn map<'a>(events: &mut Events<'a>, depth: usize) -> Result<Vec<(String, Node)>,
         // A value on the lines below its key is reported at the key.
         value.line = line;
         entries.push((key, value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_more_values_than_may_be() {
+        let text = "a: [1, {}]\n---\nb";
+        let read = |values| documents(text, Bounds { depth: 9, values }).map(|roots| roots.len());
+        // A key is one too.
+        assert_eq!(read(6), Ok(2));
+        assert_eq!(read(5), Err((3, "there are too many values".to_owned())));
+        assert_eq!(read(3), Err((1, "there are too many values".to_owned())));
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn read(path: &str) -> Result<BTreeMap<&'static str, Given>, ConfigEr
 pub(super) fn parse(path: &str, text: &str) -> Result<BTreeMap<&'static str, Given>, ConfigError> {
     let at =
         |(line, reason): (usize, String)| ConfigError::File { path: path.into(), line: Some(line), reason };
-    let root = yaml::document(text, MOST_DEPTH).map_err(at)?;
+    let root = yaml::document(text, yaml::Bounds::depth(MOST_DEPTH)).map_err(at)?;
     let mut found = BTreeMap::new();
     for (section, node) in entries(root, "the file").map_err(at)? {
         if !settings().any(|setting| setting.group == section) {

@@ -115,7 +115,7 @@ pub struct Elsewhere {
 /// # Errors
 /// The line, and what is wrong there.
 pub fn parse(text: &str) -> Result<Scenario, Broken> {
-    let mut root = yaml::document(text, MOST_DEPTH)?;
+    let mut root = yaml::document(text, yaml::Bounds::depth(MOST_DEPTH))?;
     spell(&mut root)?;
     let mut keys = Keys::of(root, "the scenario")?;
     let env = keys.texts("env")?;

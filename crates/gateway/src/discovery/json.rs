@@ -1,27 +1,40 @@
-//! JSON in which no member stands twice: which of the two was meant nobody can tell.
+//! JSON in which no member stands twice, since which of the two was meant nobody can tell, and of which there is not too
+//! much: a value may be two bytes long and takes many more as a tree.
 
+use std::cell::Cell;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+/// No more than so many values.
+///
 /// # Errors
 /// What is wrong, with line and column.
-pub fn read(text: &str) -> Result<Value, serde_json::Error> {
-    serde_json::from_str(text).map(|Once(value)| value)
+pub fn read(text: &str, most: usize) -> Result<Value, serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = Reader { left: &Cell::new(most) }.deserialize(&mut json)?;
+    json.end().map(|()| value)
 }
 
-struct Once(Value);
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    /// Values that there may still be.
+    left: &'a Cell<usize>,
+}
 
-impl<'de> Deserialize<'de> for Once {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Once, D::Error> {
-        from.deserialize_any(Reader).map(Once)
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        let left =
+            self.left.get().checked_sub(1).ok_or_else(|| D::Error::custom("there are too many values"))?;
+        self.left.set(left);
+        from.deserialize_any(self)
     }
 }
 
-struct Reader;
-
-impl<'de> Visitor<'de> for Reader {
+impl<'de> Visitor<'de> for Reader<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,7 +71,7 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut all = Vec::new();
-        while let Some(Once(item)) = items.next_element()? {
+        while let Some(item) = items.next_element_seed(self)? {
             all.push(item);
         }
         Ok(Value::Array(all))
@@ -70,7 +83,7 @@ impl<'de> Visitor<'de> for Reader {
             if all.contains_key(&name) {
                 return Err(A::Error::custom(format!("{name:?} is given twice")));
             }
-            let Once(value) = members.next_value()?;
+            let value = members.next_value_seed(self)?;
             all.insert(name, value);
         }
         Ok(Value::Object(all))
@@ -89,19 +102,27 @@ mod tests {
             "-9223372036854775808",
             "1e400",
             "{",
+            "{} {}",
             "[1,]",
             "",
         ] {
-            assert_eq!(read(text).ok(), serde_json::from_str(text).ok(), "{text}");
+            assert_eq!(read(text, 99).ok(), serde_json::from_str(text).ok(), "{text}");
         }
     }
 
     #[test]
     fn a_member_stands_once_however_deep() {
         for text in [r#"{"a":1,"a":1}"#, r#"[{"b":{"a":1,"\u0061":2}}]"#] {
-            let told = read(text).unwrap_err().to_string();
+            let told = read(text, 99).unwrap_err().to_string();
             assert!(told.starts_with("\"a\" is given twice at line 1 column "), "{told}");
         }
-        assert!(read(r#"{"a":{"a":1},"b":{"a":1}}"#).is_ok());
+        assert!(read(r#"{"a":{"a":1},"b":{"a":1}}"#, 99).is_ok());
+    }
+
+    #[test]
+    fn there_are_no_more_values_than_may_be() {
+        let text = r#"{"a":[1,{}]}"#;
+        assert!(read(text, 4).is_ok() && read("1", 0).is_err());
+        assert!(read(text, 3).unwrap_err().to_string().starts_with("there are too many values"));
     }
 }

@@ -17,6 +17,8 @@ pub const PROVIDER: &str = "file";
 
 /// Containers inside each other. A pod's spec has about a dozen.
 const MOST_DEPTH: usize = 48;
+/// Values of all kinds in a file: what a cluster says of a pod is some hundreds of them.
+const VALUES_MAX: usize = 2 << 20;
 /// Longest id of a worker.
 const ID_MAX_BYTES: usize = 512;
 
@@ -82,10 +84,10 @@ pub fn read(text: &str, rules: &Rules) -> Result<Listed, Bad> {
 fn documents(text: &str) -> Result<Vec<Value>, Bad> {
     let text = text.trim_start_matches('\u{feff}');
     if text.trim_start().starts_with('{') {
-        let json = json::read(text).map_err(|e| Bad::Malformed(format!("it is no JSON: {e}")))?;
+        let json = json::read(text, VALUES_MAX).map_err(|e| Bad::Malformed(format!("it is no JSON: {e}")))?;
         return Ok(vec![json]);
     }
-    match yaml::documents(text, MOST_DEPTH) {
+    match yaml::documents(text, yaml::Bounds { depth: MOST_DEPTH, values: VALUES_MAX }) {
         Ok(roots) => Ok(roots.iter().map(yaml::value).collect()),
         Err((line, why)) => Err(Bad::Malformed(format!("line {line}: {why}"))),
     }

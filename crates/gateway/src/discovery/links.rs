@@ -10,6 +10,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use notify::event::{AccessKind, AccessMode};
@@ -24,13 +25,20 @@ type Names = BTreeMap<PathBuf, BTreeSet<OsString>>;
 
 /// Watches over one file at a time.
 pub struct Watch {
-    bell: Arc<Notify>,
+    bell: Arc<Bell>,
     names: Names,
-    /// Which directories those were: one may have been made anew under its name.
+    /// Which directories those were: another one may be there under the name.
     homes: Vec<Option<(u64, u64)>>,
     watcher: Option<RecommendedWatcher>,
     /// It was said already that changes are not told.
     said: bool,
+}
+
+#[derive(Debug, Default)]
+struct Bell {
+    rung: Notify,
+    /// A directory is gone, and with it whoever would tell of changes. One that is made anew may well get its number.
+    gone: AtomicBool,
 }
 
 impl Watch {
@@ -42,8 +50,9 @@ impl Watch {
     /// From now on, changes of what this path leads to are told.
     pub fn follow(&mut self, path: &Path) {
         let names = heeded(path);
+        let gone = self.bell.gone.swap(false, Ordering::AcqRel);
         let homes = names.keys().map(|home| identity(std::fs::metadata(home).ok())).collect();
-        if self.watcher.is_some() && (&names, &homes) == (&self.names, &self.homes) {
+        if self.watcher.is_some() && !gone && (&names, &homes) == (&self.names, &self.homes) {
             return;
         }
         match watcher(&names, self.bell.clone()) {
@@ -61,7 +70,7 @@ impl Watch {
 
     /// Something may have changed since the last call.
     pub async fn rung(&self) {
-        self.bell.notified().await;
+        self.bell.rung.notified().await;
     }
 
     /// Waits until nothing has changed for `quiet`, at most so many times that long.
@@ -78,11 +87,14 @@ fn identity(directory: Option<Metadata>) -> Option<(u64, u64)> {
     directory.map(|directory| (directory.dev(), directory.ino()))
 }
 
-fn watcher(names: &Names, bell: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
+fn watcher(names: &Names, bell: Arc<Bell>) -> notify::Result<RecommendedWatcher> {
     let heeded = names.clone();
     let mut watcher = notify::recommended_watcher(move |told: notify::Result<Event>| {
+        if told.as_ref().is_ok_and(|event| is_gone(event, &heeded)) {
+            bell.gone.store(true, Ordering::Release);
+        }
         if told.map_or(true, |event| matters(&event, &heeded)) {
-            bell.notify_one();
+            bell.rung.notify_one();
         }
     })?;
     for directory in names.keys() {
@@ -93,6 +105,10 @@ fn watcher(names: &Names, bell: Arc<Notify>) -> notify::Result<RecommendedWatche
         }
     }
     Ok(watcher)
+}
+
+fn is_gone(event: &Event, heeded: &Names) -> bool {
+    matches!(event.kind, EventKind::Remove(_)) && event.paths.iter().any(|path| heeded.contains_key(path))
 }
 
 fn is_missing(error: &notify::Error) -> bool {
@@ -174,7 +190,8 @@ mod tests {
         let file = home.join("in/workers.json");
         let told = async |watch: &Watch| tokio::time::timeout(Duration::from_secs(10), watch.rung()).await;
         let mut watch = Watch::new();
-        for _ in 0..2 {
+        // Often enough that a directory gets the number of the one before it.
+        for _ in 0..6 {
             std::fs::create_dir(home.join("in")).unwrap();
             watch.follow(&file);
             std::fs::write(&file, "a").unwrap();

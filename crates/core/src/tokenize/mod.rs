@@ -40,7 +40,7 @@ pub const QUESTION_MAX_BYTES: usize = 1 << 20;
 pub const ANSWER_MAX_BYTES: usize = 8 << 20;
 
 /// A token is no less than a byte of the question, and takes no more than eight of the answer.
-const TOKEN_MAX_BYTES: usize = 8;
+const TOKEN_BYTES: usize = 8;
 
 /// What a chat template may add, and what else an engine says.
 const ANSWER_BESIDES_BYTES: usize = 512 << 10;
@@ -89,7 +89,7 @@ impl Question {
     /// Longest answer that is read. An engine that tells many tokens of a short prompt has gone astray, and all that it
     /// says would have to be read between other requests.
     pub fn answer_max_bytes(&self) -> usize {
-        ANSWER_MAX_BYTES.min(ANSWER_BESIDES_BYTES + TOKEN_MAX_BYTES * self.body.len())
+        ANSWER_MAX_BYTES.min(ANSWER_BESIDES_BYTES + TOKEN_BYTES * self.body.len())
     }
 
     /// Does this end say anything of the worker? A long prompt may well take too long on one that is well, and clients

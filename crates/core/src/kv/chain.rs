@@ -82,7 +82,8 @@ impl Chain {
 
     /// How many first blocks both have.
     pub fn alike(&self, other: &Chain) -> u32 {
-        if self.block_tokens != other.block_tokens {
+        // Two prompts mostly have nothing in common.
+        if self.block_tokens != other.block_tokens || self.hashes.first() != other.hashes.first() {
             return 0;
         }
         let most = self.hashes.len().min(other.hashes.len());

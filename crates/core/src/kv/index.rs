@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::chain::Chain;
+use super::held::Held;
 use super::view::Trust;
 use crate::prefix::{AsIs, Bits, OWNERS_MAX};
 
@@ -65,22 +66,6 @@ pub struct KvIndex {
 struct Numbers {
     next: u32,
     free: Vec<u32>,
-}
-
-/// By number, how many of a prompt's first blocks a worker holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held(SmallVec<[(u32, u32); 8]>);
-
-impl Held {
-    /// The most blocks that anybody holds.
-    pub fn most(&self) -> u32 {
-        self.0.iter().map(|(_, blocks)| *blocks).max().unwrap_or(0)
-    }
-
-    pub fn blocks_of(&self, number: u32) -> u32 {
-        let at = self.0.binary_search_by_key(&number, |(number, _)| *number);
-        at.map_or(0, |at| self.0[at].1)
-    }
 }
 
 /// Which of a chain's blocks are looked up.
@@ -184,28 +169,20 @@ impl KvIndex {
         let step = step(chain.block_tokens);
         let places = chain.hashes.len() / step;
         let holders = |place: usize| table.get(&chain.hashes[(place + 1) * step - 1]);
-        if places == 0 {
-            return Held::default();
-        }
-        let (mut left, mut at) = (holders(0).cloned().unwrap_or_default(), 1);
-        let mut held = Held::default();
-        while !left.is_empty() && at < places {
+        let none = Bits::default();
+        let first = if places == 0 { None } else { holders(0) };
+        let Some(first) = first else { return Held::default() };
+        let (mut following, mut at) = (Held::begin(first), 1);
+        while !following.is_over() && at < places {
             let far = (at + STRIDE - 1).min(places - 1);
-            if far > at && holders(far).is_some_and(|there| left.is_within(there)) {
+            if far > at && holders(far).is_some_and(|there| following.all_in(there)) {
                 at = far + 1;
                 continue;
             }
-            let there = holders(at).cloned().unwrap_or_default();
-            let blocks = (at * step) as u32;
-            held.0.extend(left.without(&there).map(|number| (number as u32, blocks)));
-            left.keep(&there);
+            following.keep(holders(at).unwrap_or(&none), (at * step) as u32);
             at += 1;
         }
-        let all = (at.min(places) * step) as u32;
-        held.0.extend(left.iter().map(|number| (number as u32, all)));
-        // Workers come in runs of rising numbers, one for each depth: a sort that merges runs has little to do.
-        held.0.sort();
-        held
+        following.end((at.min(places) * step) as u32)
     }
 
     /// A number for a worker that begins to tell. `None`: too many do.

@@ -14,6 +14,7 @@
 mod batch;
 mod chain;
 mod feed;
+mod held;
 mod index;
 mod msgpack;
 mod told;
@@ -23,7 +24,8 @@ mod write;
 pub use batch::{Batch, Event, Removed, Stored};
 pub use chain::{Chain, Chains, TOKENS_MAX, seed};
 pub use feed::{BLOCKS_PER_WORKER_MAX, Feed, Next};
-pub use index::{ADAPTERS_MAX, Held, KvIndex, STEP_TOKENS};
+pub use held::Held;
+pub use index::{ADAPTERS_MAX, KvIndex, STEP_TOKENS};
 pub use msgpack::{Malformed, Reader, Value};
 pub use told::{Known, Told};
 pub use view::{EXPECTED_MAX, Expected, Happened, Trouble, Trust, View};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::chain::{Chain, seed};
-use super::index::{Held, KvIndex};
+use super::held::Held;
+use super::index::KvIndex;
 use super::view::{Expected, Trust};
 use crate::ask::Ask;
 use crate::fleet::Seat;
@@ -69,6 +70,14 @@ impl Told {
             chain.tokens_of(held.most()) as f64 / chain.tokens.max(1) as f64
         };
         self.found.iter().map(share).fold(0.0, f64::max)
+    }
+
+    /// May the worker hold any of it, or get it by what is on its way? Reads less than [`Told::by`] does: of most of a
+    /// large fleet there is no more to know.
+    #[inline]
+    pub fn may_hold(&self, seat: &Seat) -> bool {
+        let some = |number| self.found.iter().any(|(_, held)| held.has(number));
+        seat.view.number().is_some_and(some) || seat.view.awaits_any()
     }
 
     /// `None`: nothing is known of this worker.

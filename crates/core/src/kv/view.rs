@@ -198,9 +198,15 @@ impl View {
         self.block_tokens.store(block_tokens, Ordering::Release);
     }
 
+    /// Is any prompt on its way to the worker or being computed there?
+    #[inline]
+    pub(super) fn awaits_any(&self) -> bool {
+        self.expecting.load(Ordering::Acquire) > 0
+    }
+
     /// How many of a prompt's first blocks are on their way to the worker or being computed there.
     pub fn awaits(&self, chain: &Chain) -> u32 {
-        if self.expecting.load(Ordering::Acquire) == 0 {
+        if !self.awaits_any() {
             return 0;
         }
         let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);

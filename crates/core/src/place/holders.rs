@@ -80,7 +80,8 @@ impl<'a> Holders<'a> {
         self.has_at(seat.slot, seat, share, sent)
     }
 
-    /// The same of a worker whose slot is at hand: of one that holds nothing no more is read.
+    /// The same of a worker whose slot is at hand: of one that holds nothing little more is read. No share is nothing, and
+    /// so are no blocks.
     #[inline]
     pub fn has_at(
         &self,
@@ -89,7 +90,12 @@ impl<'a> Holders<'a> {
         share: impl Fn(f64) -> f64,
         sent: impl Fn(u32) -> f64,
     ) -> f64 {
-        let sent = || self.sent(slot, seat).map_or(0.0, &sent);
+        let blocks = self.sent(slot, seat);
+        let may = blocks.is_some() || self.told.as_ref().is_some_and(|told| told.may_hold(seat));
+        if !may {
+            return 0.0;
+        }
+        let sent = || blocks.map_or(0.0, &sent);
         match self.known(seat) {
             Some(known) if known.trust == Trust::Whole => share(known.share),
             Some(known) => sent().max(share(known.share)),

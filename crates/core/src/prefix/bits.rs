@@ -61,6 +61,17 @@ impl Bits {
         self.0.iter().enumerate().flat_map(move |(at, word)| ones(word & !other(at), at * 64))
     }
 
+    /// How many of its numbers are not in `other`.
+    pub fn count_without(&self, other: &Bits) -> usize {
+        let other = |at: usize| other.0.get(at).copied().unwrap_or_default();
+        self.0.iter().enumerate().map(|(at, word)| (word & !other(at)).count_ones() as usize).sum()
+    }
+
+    /// Words of 64 numbers that it takes.
+    pub fn words(&self) -> usize {
+        self.0.len()
+    }
+
     /// Memory outside of itself.
     pub fn bytes(&self) -> usize {
         if self.0.spilled() { self.0.capacity() * 8 + 16 } else { 0 }
@@ -89,6 +100,7 @@ mod tests {
         }
         b.set(64);
         assert_eq!(a.without(&b).collect::<Vec<_>>(), [0, 63, 700]);
+        assert_eq!((a.count_without(&b), b.count_without(&a), a.words()), (3, 0, 11));
         assert!(a.has(700) && !a.has(701) && !a.has(9000) && a.bytes() > 0);
         assert!(b.is_within(&a) && !a.is_within(&b) && a.iter().eq([0, 63, 64, 700]));
         let mut both = a.clone();

@@ -6,6 +6,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use baton_core::dice::Dice;
+use baton_core::place::cascade::knobs::Knobs;
+use baton_gateway::config::setting::{Effect, Setting};
+use baton_gateway::config::settings;
 use baton_gateway::decide::{decide, decide_file};
 use serde_json::{Value, json};
 
@@ -79,6 +82,80 @@ fn aibrixs_cases() {
     let cases: Vec<String> =
         parts.flat_map(|(part, numbers)| numbers.iter().map(move |n| format!("{part}{n}"))).collect();
     plays("aibrix", &cases.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// Settings of choice that a described fleet has no say in, and where they are tried instead.
+const ELSEWHERE: [(&str, &str); 18] = [
+    ("worker-warmup-secs", "core's place::warm: nobody joins in a scenario"),
+    ("worker-warmup-share", "the same"),
+    ("worker-warmup-blocks", "the same"),
+    ("worker-warmup-thin-ratio", "the same"),
+    ("worker-warmup-divert-every", "the same"),
+    ("eviction-interval", "core's place::keys"),
+    ("max-tree-size", "core's prefix"),
+    ("tokenizer-path", "core's size, and e2e tokenize"),
+    ("tokenize-timeout-ms", "e2e tokenize"),
+    ("tokenize-at-once", "e2e tokenize"),
+    ("kv-events-port", "e2e hearing"),
+    ("kv-events-replay-port", "e2e hearing"),
+    ("kv-events-max-bytes", "core's kv"),
+    ("policy", "every scenario's"),
+    ("prefill-policy", "every scenario's"),
+    ("decode-policy", "every scenario's"),
+    ("routing-key-override", "smg/33-sticky"),
+    ("selection-policy", "has no effect, on purpose"),
+];
+
+#[test]
+fn every_setting_of_choice_makes_a_difference_in_a_scenario() {
+    let paths = ["aibrix", "legs", "smg", "whole"].into_iter().flat_map(sheet);
+    let all: String = paths.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let elsewhere = |flag: &str| ELSEWHERE.iter().any(|(other, _)| *other == flag);
+    let of_choice = |s: &&Setting| ["policy", "affinity"].contains(&s.group) && s.note.effect == Effect::Now;
+    let flags = settings().filter(of_choice).map(|s| s.flag).filter(|flag| !elsewhere(flag));
+    let flags = flags.map(|flag| format!("--{flag}"));
+    // As AIBrix's page lists them, beside the variables of the same meaning.
+    let in_profiles = [
+        "promptLengthBucketing",
+        "bucketServe",
+        "bucketServeMode",
+        "prefillScorePolicy",
+        "decodeScorePolicy",
+        "standardDeviationFactor",
+        "prefillRequestTimeout",
+        "prefillLoadImbalanceMinSpread",
+        "decodeLoadImbalanceMinSpread",
+        "decodeThroughputImbalanceMinSpread",
+        "decodeScoreRatioThreshold",
+        "decodeLBWeightRunning",
+        "decodeLBWeightThroughput",
+        "tokenLoadKVWeight",
+        "tokenLoadRequestCost",
+        "tokenLoadTTLSeconds",
+        "tokenLoadSessionTTLSeconds",
+        "hybridCacheLoadFactor",
+        "minMatchPct",
+        "decodeAbortTimeout",
+        "decodeAbortRetryDelay",
+        "decodeFirstResponseTimeout",
+        "decodeResponseTimeout",
+        "decodeStreamIdleTimeout",
+    ];
+    let quoted = in_profiles.iter().map(|name| format!("\"{name}\""));
+    let variables = Knobs::variables().map(str::to_owned);
+    let named: Vec<String> = flags.chain(quoted).chain(variables).collect();
+    let ends = |text: &str| !text.starts_with(|c: char| c.is_ascii_alphanumeric() || "_-".contains(c));
+    let has = |name: &&String| all.match_indices(name.as_str()).any(|(at, _)| ends(&all[at + name.len()..]));
+    let lost: Vec<_> = named.iter().filter(|name| !has(name)).collect();
+    assert!(
+        lost.is_empty() && named.len() > 80,
+        "{} settings, of which no scenario has {lost:?}",
+        named.len()
+    );
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/aibrix.md"));
+    let page = page.unwrap();
+    let silent: Vec<_> = in_profiles.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(silent.is_empty(), "docs/aibrix.md does not name {silent:?}");
 }
 
 #[test]

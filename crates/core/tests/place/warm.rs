@@ -146,6 +146,25 @@ fn shares_are_what_the_settings_say() {
 }
 
 #[test]
+fn one_that_holds_so_many_blocks_is_warm() {
+    let first_hits = |blocks: u64| {
+        let tuning = Tuning { divert_every: 1, thin_ratio: 1e9, warm_up_blocks: blocks, ..Tuning::default() };
+        let mut street = Street::new(2, tuning);
+        let home = street.send(&letters(1, 2000));
+        street.ms += 1000;
+        street.join(9);
+        let hot = street.hot.clone();
+        let mut next = || {
+            street.ms += 1000;
+            street.send(&hot) == home
+        };
+        [next(), next()]
+    };
+    assert!(!first_hits(1024)[0], "a hit is its turn");
+    assert_eq!(first_hits(0), [true, true], "who holds none has enough");
+}
+
+#[test]
 fn it_is_not_new_for_ever() {
     let brief = Tuning { warm_up: Some(Duration::from_secs(1)), ..Tuning::default() };
     let mut street = Street::new(2, brief);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anstream::eprintln;
 use anstyle::{AnsiColor, Style};
-use baton_gateway::config::{Config, ConfigError, Loaded, flags};
+use baton_gateway::config::{self, Config, ConfigError, Loaded, flags};
 use baton_gateway::discovery::file::Discovery;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
@@ -104,7 +104,9 @@ fn load(args: &LaunchArgs) -> Result<Loaded, ConfigError> {
 }
 
 fn warn(loaded: &Loaded) {
-    loaded.warnings().iter().for_each(|warning| advise(warning));
+    let set = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    loaded.warnings().into_iter().chain(config::unread(set)).for_each(|warning| advise(&warning));
 }
 
 fn advise(warning: &str) {

@@ -208,7 +208,7 @@ fn h_sessions_and_charges() {
     let rule = SessionRule { max: 2, ttl: Duration::from_secs(1800) };
     let mut sessions = Sessions::default();
     let mut tokens = |model, key, prompt_tokens, matched_pct, now| {
-        let turn = Turn { model, key, prompt_tokens, matched_pct, by_session: true };
+        let turn = Turn { model, key, prompt_tokens, matched_pct, ttl: rule.ttl };
         sessions.new_tokens(&turn, rule, now)
     };
     for (n, matched, due) in [
@@ -333,6 +333,11 @@ fn l_what_is_of_another_type_is_left_out_and_told() {
         (r#"{"routingConfig":{"promptTokensGte":1e30}}"#, "promptTokensGte"),
         (r#"{"routingConfig":{"combined":"true"}}"#, "combined"),
         (r#"{"routingConfig":{"pd":"x"}}"#, "pd"),
+        (r#"{"routingConfig":{"prefixCache":2}}"#, "prefixCache"),
+        (r#"{"requestsPerSecond":5}"#, "requestsPerSecond"),
+        (r#"{"requestsPerSecondPerReplica":1}"#, "requestsPerSecondPerReplica"),
+        (r#"{"requestsInflight":8,"requestsPerSecond":0}"#, "requestsInflight"),
+        (r#"{"ttftThresholdS":2}"#, "ttftThresholdS"),
         (r#"{"routingConfig":{"pd":{"minMatchPct":101}}}"#, "minMatchPct"),
     ] {
         let told = of(config);

@@ -246,32 +246,44 @@ fn h_charges_and_their_time() {
 fn h_sessions() {
     let rule = SessionRule { max: 2, ttl: Duration::from_secs(1800) };
     let mut sessions = Sessions::default();
-    let turn = |key, prompt_tokens, matched_pct, by_session| Turn {
+    let turn = |key, prompt_tokens, matched_pct, ttl| Turn {
         model: "m",
         key: Some(key),
         prompt_tokens,
         matched_pct,
-        by_session,
+        ttl: Duration::from_secs(ttl),
     };
     let (long, longest) = ("k".repeat(KEY_MAX + 1), "k".repeat(KEY_MAX));
     for (key, due) in [(&long, 1500), (&longest, 500)] {
-        sessions.new_tokens(&turn(key, 1000, None, true), rule, at(0));
-        assert_eq!(sessions.new_tokens(&turn(key, 1500, None, true), rule, at(0)), due, "H8");
+        sessions.new_tokens(&turn(key, 1000, None, 1800), rule, at(0));
+        assert_eq!(sessions.new_tokens(&turn(key, 1500, None, 1800), rule, at(0)), due, "H8");
     }
     assert_eq!(sessions.len(), 1, "H8: nothing stored");
     let mut sessions = Sessions::default();
-    let mut new = |key, n, matched, now| sessions.new_tokens(&turn(key, n, matched, true), rule, at(now));
+    let mut new = |key, n, matched, now| sessions.new_tokens(&turn(key, n, matched, 1800), rule, at(now));
     assert_eq!((new("s1", 1000, None, 0), new("s2", 1000, None, 0)), (1000, 1000), "H9");
     for (n, due) in [(1000, 600), (1500, 900), (2000, 1200)] {
         assert_eq!(new("s3", n, Some(40), 0), due, "H9: no room for a third");
     }
     assert_eq!(new("s1", 1500, None, 1800), 500, "H9");
-    sessions.sweep(rule, at(1860));
-    let mut new = |key, n, now| sessions.new_tokens(&turn(key, n, None, true), rule, at(now));
+    sessions.sweep(at(1860));
+    let mut new = |key, n, now| sessions.new_tokens(&turn(key, n, None, 1800), rule, at(now));
     assert_eq!((new("s3", 1000, 1860), new("s3", 1500, 1860)), (1000, 500), "H10");
     let mut sessions = Sessions::default();
-    sessions.new_tokens(&turn("s", 150, None, true), rule, at(0));
-    assert_eq!(sessions.new_tokens(&turn("s", 200, None, false), rule, at(0)), 200, "H11");
+    sessions.new_tokens(&turn("s", 150, None, 1800), rule, at(0));
+    assert_eq!(sessions.new_tokens(&turn("s", 200, None, 0), rule, at(0)), 200, "H11");
+    let own = |n, ttl, now| (turn("own", n, None, ttl), at(now));
+    let mut sessions = Sessions::default();
+    let mut new = |(turn, now): (Turn<'_>, _)| sessions.new_tokens(&turn, rule, now);
+    let told = [own(100, 60, 0), own(150, 60, 60), own(250, 60, 121), own(300, 1800, 221)].map(&mut new);
+    assert_eq!(told, [100, 50, 250, 50], "a profile's time is for its own requests");
+    let off = SessionRule { ttl: Duration::ZERO, ..rule };
+    let mut new = |(turn, now): (Turn<'_>, _)| sessions.new_tokens(&turn, off, now);
+    assert_eq!([own(400, 0, 222), own(500, 60, 223)].map(&mut new), [400, 100], "the variable says 0");
+    sessions.sweep(at(2023));
+    assert_eq!(sessions.len(), 1, "the longest that was asked for");
+    sessions.sweep(at(2024));
+    assert!(sessions.is_empty());
 }
 
 fn even(from: u64, to: u64, n: u64) -> Vec<u64> {

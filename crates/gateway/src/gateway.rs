@@ -352,3 +352,54 @@ pub fn routing_key_headers(config: &Config) -> Vec<HeaderName> {
         Vec::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_flag_is_what_policies_are_tuned_by() {
+        let line = "--cache-threshold 0.11 --balance-abs-threshold 12 --balance-rel-threshold 1.3 \
+            --max-tree-size 1400000 --block-size 15 --cache-boundaries 16,17 --cache-index hash \
+            --cache-ttl-secs 18 --overlap-decay 0.19 --selection-temperature 0.21 --worker-warmup-secs 22 \
+            --worker-warmup-share 0.23 --worker-warmup-blocks 24 --worker-warmup-thin-ratio 0.25 \
+            --worker-warmup-divert-every 26 --prefix-token-count 27 --prefix-hash-load-factor 2.8 \
+            --prefix-hash-balance-abs-threshold 29 --bucket-adjust-interval-secs 31 --max-idle-secs 32 \
+            --eviction-interval 33 --routing-key-override --assignment-mode min_group --dp-aware \
+            --dp-minimum-tokens-scheduler";
+        let config = Config::load(line.split_whitespace().map(Into::into), &|_| None).unwrap().config;
+        let t = tuning(&config);
+        let shares = [t.cache_threshold, t.balance_rel, t.overlap_decay, t.temperature, t.warm_up_share];
+        assert_eq!(shares, [0.11, 1.3, 0.19, 0.21, 0.23]);
+        let more = [t.balance_abs, t.thin_ratio, t.prefix_load_factor, t.prefix_abs];
+        assert_eq!(more, [12.0, 0.25, 2.8, 29.0]);
+        assert_eq!([t.index_bytes, t.block_tokens, t.prefix_tokens], [1_400_000, 15, 27]);
+        assert_eq!([t.warm_up_blocks, t.divert_every], [24, 26]);
+        let times = [t.heads_last, t.warm_up, Some(t.bucket_every), Some(t.max_idle), Some(t.sweep_every)];
+        assert_eq!(times, [18, 22, 31, 32, 33].map(|secs| Some(Duration::from_secs(secs))));
+        assert_eq!((&t.boundaries[..], t.assignment), (&[16, 17][..], Some(Assignment::MinGroup)));
+        assert!(t.by_rank && t.sticky);
+    }
+
+    #[test]
+    fn each_flag_is_what_reports_are_read_by() {
+        let line = "--power-of-two-load-metric requests --least-load-kv-pressure-weight 0.11 \
+            --least-load-default-throughput 12 --least-load-mean-prefill-tokens 13 \
+            --least-load-max-waiting-requests 14 --balance-token-usage-threshold 0.15 \
+            --overload-token-usage-threshold 0.16 --worker-overload-waiting-requests 17 \
+            --worker-overload-token-usage 0.18 --worker-overload-shed";
+        let config = Config::load(line.split_whitespace().map(Into::into), &|_| None).unwrap().config;
+        let due = Reports {
+            wanted: true,
+            metric: LoadMetric::Requests,
+            kv_weight: 0.11,
+            throughput: 12.0,
+            request_tokens: 13.0,
+            max_waiting: 14.0,
+            kv_spread: 0.15,
+            kv_most: 0.16,
+            overload: Some(Overload { waiting: 17.0, kv_usage: 0.18, shed: true }),
+        };
+        assert_eq!(reports(&config), due);
+    }
+}

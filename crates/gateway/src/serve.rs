@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use baton_core::dice::Dice;
 use baton_core::kv::Trust;
-use baton_core::place::Cascade;
 use baton_core::place::cascade::books::SWEEP;
 use baton_core::preflight::{Board, State};
 use tokio::net::{TcpListener, TcpStream};
@@ -224,7 +223,7 @@ fn setup(
         charged: gateway(&house).map(|g| charged(&g)).unwrap_or_default(),
         shared: gateway(&house).and_then(|g| g.ledger.as_ref()?.show()),
         bands: gateway(&house)
-            .and_then(|g| g.strategies.cascade().map(Cascade::band_maxima))
+            .and_then(|g| Some(g.strategies.cascade()?.band_maxima(&g.registry.load_full())))
             .unwrap_or_default(),
         indexes: gateway(&house).map(|g| indexes(&g)).unwrap_or_default(),
     };

@@ -35,8 +35,11 @@ pub struct Known {
 
 impl fmt::Display for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let age = self.age.map_or(f64::NAN, |age| age.as_secs_f64());
-        write!(f, "{:.0} % by events ({}, last {age:.1} s ago)", self.share * 100.0, self.trust.as_str())
+        write!(f, "{:.0} % by events ({}, ", self.share * 100.0, self.trust.as_str())?;
+        match self.age {
+            Some(age) => write!(f, "last {:.1} s ago)", age.as_secs_f64()),
+            None => f.write_str("none so far)"),
+        }
     }
 }
 

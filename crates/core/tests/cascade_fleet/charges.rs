@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use baton_core::ask::{Api, Ask};
 use baton_core::body::{BodyLimits, Envelope};
-use baton_core::fleet::Status;
+use baton_core::fleet::{FleetChange, Status};
 use baton_core::place::cascade::knobs::{DecodeScore, Knobs, PrefillScore};
 use baton_core::place::cascade::ledger::Charge;
 use baton_core::place::{Computed, Placement};
@@ -236,7 +236,7 @@ fn i_bands_narrow_the_choice_while_their_roleset_has_a_pair() {
         }
     }
     assert_eq!(homes.len(), 2, "one roleset for each length: {homes:?}");
-    let maxima: Vec<_> = desk.cascade().band_maxima().into_iter().collect();
+    let maxima: Vec<_> = desk.cascade().band_maxima(&fleet).into_iter().collect();
     assert!(maxima.len() == 2 && maxima.iter().any(|(_, max)| *max == 4096), "{maxima:?}");
     let short = homes.first().unwrap().1.clone();
     let decode = if short == "p1+d1" { "d1" } else { "d2" };
@@ -244,6 +244,12 @@ fn i_bands_narrow_the_choice_while_their_roleset_has_a_pair() {
     desk.now = NOW.after(Duration::from_secs(7));
     let (placement, receipt) = desk.place(&fleet, &ask(40, Some(300))).unwrap();
     assert!(!receipt.banded && ids(&placement) != short, "I17: the roleset has no decode left");
+    assert_eq!(desk.cascade().band_maxima(&fleet).len(), 2, "the plan with both is of a moment ago");
+    let without = fleet.with([FleetChange::Leave { slot: seat(&fleet, &decode.replace('d', "p")).slot }]);
+    assert_eq!(desk.cascade().band_maxima(&without).len(), 1, "a roleset that is gone");
+    desk.now = NOW.after(Duration::from_secs(13));
+    drop(desk.place(&fleet, &ask(40, Some(300))).unwrap());
+    assert!(desk.cascade().band_maxima(&fleet).is_empty(), "one roleset alone has no bands");
     let unnamed = Envelope::parse("{\"prompt\":\"x\"}".into(), &BodyLimits::default()).unwrap();
     let unnamed = Ask::read(Api::Completions, &unnamed).unwrap();
     let (_, receipt) = desk.place(&fleet, &Ask { prompt_tokens: Some(0), ..unnamed }).unwrap();

@@ -40,7 +40,8 @@ fn policies(config: &Config) -> Result<(), ConfigError> {
             return conflict(format!("{flag} passthrough: passthrough is no policy of a leg"));
         }
     }
-    if policy.decode == Some(PolicyName::Bucket) || (pd && config.decode_policy() == PolicyName::Bucket) {
+    let of_decodes = policy.decode.or(pd.then_some(policy.default));
+    if of_decodes == Some(PolicyName::Bucket) {
         return conflict(
             "--decode-policy bucket: bucket sorts prompts by size and is a policy of the prefill leg only",
         );

@@ -236,9 +236,11 @@ impl Config {
         self.policy.prefill.unwrap_or(self.policy.default)
     }
 
-    /// The policy of the decode leg.
+    /// The policy of the decode leg. Where `bucket` is everybody's, decodes that come later have the default one: they
+    /// have no prompt to sort. At the start it is refused for pairs.
     pub fn decode_policy(&self) -> PolicyName {
-        self.policy.decode.unwrap_or(self.policy.default)
+        let own = self.policy.decode.unwrap_or(self.policy.default);
+        if own == PolicyName::Bucket { PolicyName::LeastLoad } else { own }
     }
 
     /// All values as JSON, by section and key; secrets are masked.
@@ -264,14 +266,38 @@ impl Loaded {
     }
 }
 
+/// Does any setting come from this variable?
+pub fn is_read(name: &str) -> bool {
+    name == "BATON_CONFIG"
+        || Knobs::variables().any(|own| own == name)
+        || settings().any(|setting| setting.environment().iter().any(|own| own == name))
+}
+
+/// AIBrix's variables that nothing reads, one sentence each. Those that Kubernetes sets for a service of such a name
+/// mean nothing.
+pub fn unread(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    let ours = |name: &str| name.starts_with("AIBRIX_");
+    let links = |name: &str, value: &str| {
+        ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"].iter().any(|part| name.contains(part))
+            || is_service_link(value)
+    };
+    let lost = variables.filter(|(name, value)| ours(name) && !is_read(name) && !links(name, value));
+    let mut lost: Vec<String> = lost.map(|(name, _)| format!("{name} is read by nothing here")).collect();
+    lost.sort_unstable();
+    lost
+}
+
+/// Kubernetes sets BATON_PORT=tcp://… in every pod beside a service called `baton`.
+fn is_service_link(text: &str) -> bool {
+    text.starts_with("tcp://") || text.starts_with("udp://")
+}
+
 /// A variable without text counts as not given, so that a template may leave it empty; a key does not, because a
 /// gateway that was meant to ask for one must not start without.
 fn from_environment(setting: &Setting, env: Environment<'_>) -> Option<Given> {
     setting.environment().into_iter().find_map(|name| {
         let text = env(&name)?;
-        // Kubernetes sets BATON_PORT=tcp://… in every pod beside a service called `baton`.
-        let service_link = text.starts_with("tcp://") || text.starts_with("udp://");
-        if service_link || (text.trim().is_empty() && !setting.secret) {
+        if is_service_link(&text) || (text.trim().is_empty() && !setting.secret) {
             return None;
         }
         Some(Given { items: environment_items(setting, &text), source: Source::Environment(name) })

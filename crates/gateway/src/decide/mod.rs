@@ -17,7 +17,6 @@ mod state;
 
 use std::fmt;
 
-use baton_core::place::cascade::knobs::Knobs;
 use serde_json::{Map, Value, json};
 
 pub use output::Decision;
@@ -28,7 +27,7 @@ pub use state::State;
 use replay::Played;
 use scenario::Scenario;
 
-use crate::config::{Config, settings};
+use crate::config::{Config, is_read};
 
 /// Largest scenario that is read, in bytes.
 pub const SCENARIO_MAX_BYTES: u64 = 64 << 20;
@@ -156,13 +155,6 @@ fn unmet(scenario: &Scenario, report: &Report) -> Vec<String> {
         unmet.extend(expect::unmet_of(due, &report.to_json()));
     }
     unmet
-}
-
-/// Does any setting come from this variable?
-fn is_read(name: &str) -> bool {
-    name == "BATON_CONFIG"
-        || Knobs::variables().any(|own| own == name)
-        || settings().any(|setting| setting.environment().iter().any(|own| own == name))
 }
 
 /// A flag may stand with its values in one text.

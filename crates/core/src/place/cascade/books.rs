@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
 use super::ledger::{Charge, Ledger, Part, Stale, Tokens};
-use super::sessions::{SessionRule, Sessions};
+use super::sessions::Sessions;
 use super::shared::{Decodes, Others};
 use crate::time::{Duration, Instant};
 
@@ -154,9 +154,9 @@ impl Books {
     }
 
     /// Takes back what is too old and forgets what was long not asked for. Gives what was taken back.
-    pub fn sweep(&self, rule: SessionRule, now: Instant) -> Vec<Stale> {
+    pub fn sweep(&self, now: Instant) -> Vec<Stale> {
         let mut open = self.open();
-        open.sessions.sweep(rule, now);
+        open.sessions.sweep(now);
         let stale = open.ledger.sweep(now);
         if stale.iter().any(|stale| stale.charge.decode.is_some()) {
             self.note(&mut open);

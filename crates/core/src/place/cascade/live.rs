@@ -340,7 +340,7 @@ impl<'a> Decision<'a> {
             key: self.routing.session_key.as_deref(),
             prompt_tokens: prompt,
             matched_pct: knobs.prefill_score.looks_up().then(|| knobs.counted(matched)),
-            by_session: !knobs.session_ttl.is_zero(),
+            ttl: knobs.session_ttl,
         };
         let of_prefill = knobs.prefill_score.charges().then(|| {
             let (new, by) = open.sessions.new_by(&turn, self.cascade.sessions, now);

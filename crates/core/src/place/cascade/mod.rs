@@ -29,7 +29,7 @@ pub mod traffic;
 pub mod words;
 pub mod yard;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::books::Books;
@@ -109,7 +109,7 @@ impl Cascade {
     /// Takes back charges that were never given back, and forgets sessions that went quiet. To be called once in each
     /// [`books::SWEEP`].
     pub fn sweep(&self, now: Instant) -> Vec<Stale> {
-        self.books.sweep(self.sessions, now)
+        self.books.sweep(now)
     }
 
     pub(super) fn counts(&self, routing: &Routing) -> bool {
@@ -191,11 +191,13 @@ impl Cascade {
         serving.iter().for_each(|(model, own)| show(model, own));
     }
 
-    /// The longest prompt that each roleset is banded to, by the plans in use.
-    pub fn band_maxima(&self) -> BTreeMap<String, u64> {
+    /// The longest prompt that each roleset of the fleet is banded to, by the plans in use.
+    pub fn band_maxima(&self, fleet: &Fleet) -> BTreeMap<String, u64> {
         let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        let there: BTreeSet<&str> = fleet.yard().groups.iter().map(String::as_str).collect();
         let mut all = BTreeMap::new();
-        for (roleset, max) in serving.values().flat_map(Serving::maxima) {
+        let maxima = serving.values().flat_map(Serving::maxima);
+        for (roleset, max) in maxima.filter(|(roleset, _)| there.contains(roleset)) {
             let most = all.entry(roleset.to_owned()).or_insert(max);
             *most = max.max(*most);
         }

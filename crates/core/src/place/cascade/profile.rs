@@ -148,6 +148,16 @@ const OF_ONE: &[(&str, Slot<f64>, Fit)] = &[
 const OF_ALL: [&str; 4] =
     ["tokenTrackerWindowSize", "tokenTrackerTimeUnit", "tokenTrackerMinTokens", "tokenTrackerMaxTokens"];
 
+/// What AIBrix takes beside `routingConfig` and is not done here, and why.
+const OF_NOBODY: [(&str, &str); 4] = [
+    ("requestsPerSecond", NO_CAPS),
+    ("requestsPerSecondPerReplica", NO_CAPS),
+    ("requestsInflight", NO_CAPS),
+    ("ttftThresholdS", "smg_pd_ttft_seconds tells how long clients waited"),
+];
+const NO_CAPS: &str =
+    "requests are bounded by --max-concurrent-requests and by windows of workers, not by model";
+
 /// Whole numbers above 0.
 const COUNTS: &[Slot<u64>] = &[
     Slot { name: "prefillLoadImbalanceMinSpread", of: |k| &mut k.prefill_spread },
@@ -217,6 +227,11 @@ impl Profile {
         };
         let strategy = found.typed(value, "routingStrategy", |v| v.as_str().map(str::to_owned));
         profile.strategy = strategy.filter(|s| !s.is_empty());
+        // 0 is AIBrix's word for no bound.
+        let asks = |key: &str| value.get(key).is_some_and(|v| !v.is_null() && v.as_f64() != Some(0.0));
+        for (key, why) in OF_NOBODY.into_iter().filter(|(key, _)| asks(key)) {
+            found.drop(key, why);
+        }
         let Some(config) = found.object(value, "routingConfig") else { return profile };
         let mut int = |key| found.typed(config, key, Value::as_i64);
         profile.hints = Hints {
@@ -290,7 +305,7 @@ impl Found<'_> {
         if config.get("decodeScorePolicy").is_none_or(|v| v != "") {
             self.one(config, "decodeScorePolicy", |v| Some(Change::DecodeScore(v.as_str()?.to_owned())));
         }
-        if let Some(Value::Object(cache)) = config.get("prefixCache") {
+        if let Some(cache) = self.object(config, "prefixCache") {
             self.one(cache, "standardDeviationFactor", |v| {
                 v.as_u64().filter(|n| *n > 0).map(Change::Deviations)
             });

@@ -62,9 +62,12 @@ impl Serving {
         self.traffic.at()
     }
 
-    /// The longest prompt that each roleset is banded to, by the plans that are kept.
+    /// The longest prompt that each roleset is banded to, by the plans in use: a plan that was not made anew while the
+    /// last one was is of rolesets or bounds that are no more.
     pub fn maxima(&self) -> impl Iterator<Item = (&str, u64)> {
-        let bands = self.plans.iter().flat_map(|plan| plan.bands.iter().map(move |band| (plan, band)));
+        let last = self.plans.back().map(|plan| plan.made).unwrap_or_default();
+        let used = self.plans.iter().filter(move |plan| last.since(plan.made) < PLAN_AGE);
+        let bands = used.flat_map(|plan| plan.bands.iter().map(move |band| (plan, band)));
         bands.filter_map(|(plan, band)| Some((plan.groups.get(band.group)?.name.as_str(), band.max)))
     }
 

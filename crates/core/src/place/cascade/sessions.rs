@@ -17,14 +17,16 @@ pub struct Turn<'a> {
     pub prompt_tokens: u64,
     /// Share of the prompt that the chosen worker holds, in percent. `None`: nobody looked.
     pub matched_pct: Option<u32>,
-    /// The session rule is on for this request.
-    pub by_session: bool,
+    /// How old the session's last prompt may be to count for this request. Zero: the session rule is off for it.
+    pub ttl: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Last {
     tokens: u64,
     at: Instant,
+    /// How long it is remembered: the longest that any request of the session asked for.
+    ttl: Duration,
 }
 
 /// By which rule was it found how much of a prompt is new?
@@ -58,7 +60,7 @@ pub struct Sessions {
 #[derive(Clone, Copy, Debug)]
 pub struct SessionRule {
     pub max: u64,
-    /// Zero: nothing is remembered.
+    /// At least, whatever a request says. Zero: for as long as that.
     pub ttl: Duration,
 }
 
@@ -73,11 +75,10 @@ impl Sessions {
     pub fn new_by(&mut self, turn: &Turn<'_>, rule: SessionRule, now: Instant) -> (u64, By) {
         let grown = turn.key.filter(|k| !k.is_empty() && k.len() <= KEY_MAX).and_then(|key| {
             let key = format!("{}\0{key}", turn.model);
-            let fresh = |l: &&Last| now.since(l.at) <= rule.ttl;
+            let fresh = |l: &&Last| !turn.ttl.is_zero() && now.since(l.at) <= turn.ttl;
             let last = self.last.get(&key).filter(fresh).map(|l| l.tokens);
-            self.remember(key, turn.prompt_tokens, rule, now);
-            let grown = turn.prompt_tokens.checked_sub(last?).filter(|n| *n > 0)?;
-            turn.by_session.then_some(grown)
+            self.remember(key, turn, rule, now);
+            turn.prompt_tokens.checked_sub(last?).filter(|n| *n > 0)
         });
         match (grown, turn.matched_pct) {
             (Some(grown), _) => (grown, By::Session),
@@ -89,19 +90,19 @@ impl Sessions {
         }
     }
 
-    fn remember(&mut self, key: String, tokens: u64, rule: SessionRule, now: Instant) {
-        let last = Last { tokens, at: now };
+    fn remember(&mut self, key: String, turn: &Turn<'_>, rule: SessionRule, now: Instant) {
+        let last = Last { tokens: turn.prompt_tokens, at: now, ttl: rule.ttl.max(turn.ttl) };
         let room = (self.last.len() as u64) < rule.max;
         match self.last.get_mut(&key) {
-            Some(known) => *known = last,
-            None if room && !rule.ttl.is_zero() => drop(self.last.insert(key, last)),
+            Some(known) => *known = Last { ttl: known.ttl.max(last.ttl), ..last },
+            None if room && !last.ttl.is_zero() => drop(self.last.insert(key, last)),
             None => {}
         }
     }
 
-    /// Forgets sessions that were idle for longer than the rule says.
-    pub fn sweep(&mut self, rule: SessionRule, now: Instant) {
-        self.last.retain(|_, last| now.since(last.at) <= rule.ttl);
+    /// Forgets sessions that were idle for longer than they are remembered.
+    pub fn sweep(&mut self, now: Instant) {
+        self.last.retain(|_, last| now.since(last.at) <= last.ttl);
     }
 
     pub fn len(&self) -> usize {

@@ -1,6 +1,6 @@
 //! Which of several places wins, and how it is named.
 
-use super::super::{KvConnectorType, Source, TrtScheduleStyle};
+use super::super::{KvConnectorType, PolicyName, Source, TrtScheduleStyle, unread};
 use super::{Scratch, load, load_with};
 
 #[test]
@@ -81,6 +81,34 @@ fn environment_lists_switches_and_foreign_names() {
         load_with("", &[("BATON_PORT", "x")]).unwrap_err().to_string(),
         "BATON_PORT x: must be a port between 1 and 65535"
     );
+}
+
+#[test]
+fn variables_that_nothing_reads_are_told() {
+    let set = [
+        ("AIBRIX_MIN_MATCH_PTC", "30"),
+        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "4"),
+        ("AIBRIX_MIN_MATCH_PCT", "30"),
+        ("AIBRIX_KV_CONNECTOR_TYPE", "nixl"),
+        ("BATON_LOG_LEVEL", "debug"),
+        ("BATON_CONFIG", "b.yaml"),
+        ("PATH", "/bin"),
+        // Of a service called `aibrix-gateway-plugins`.
+        ("AIBRIX_GATEWAY_PLUGINS_SERVICE_HOST", "10.0.0.1"),
+        ("AIBRIX_GATEWAY_PLUGINS_SERVICE_PORT_HTTP", "80"),
+        ("AIBRIX_GATEWAY_PLUGINS_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("AIBRIX_GATEWAY_PLUGINS_PORT", "tcp://10.0.0.1:80"),
+    ];
+    let told = unread(set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    let due = ["AIBRIX_MIN_MATCH_PTC", "AIBRIX_PREFIX_CACHE_BLOCK_SIZE"];
+    assert_eq!(told, due.map(|name| format!("{name} is read by nothing here")));
+}
+
+#[test]
+fn decodes_are_never_placed_by_bucket() {
+    let config = load_with("--policy bucket", &[]).unwrap().config;
+    assert_eq!((config.prefill_policy(), config.policy.default), (PolicyName::Bucket, PolicyName::Bucket));
+    assert_eq!(config.decode_policy(), PolicyName::LeastLoad, "of decodes that come later");
 }
 
 #[test]

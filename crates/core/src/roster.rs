@@ -5,7 +5,7 @@
 //! which a missed event would answer wrongly, but what is between what is there and what should be.
 //!
 //! A list that replaces everybody would leave nobody for as long as it takes to find the new ones well. So whoever is
-//! taken out of a list goes when he is not needed any more: [`relieved`].
+//! taken out of a list goes when he is not needed any more: [`Relief`].
 //!
 //! It does not know where lists come from, nor how a worker leaves: that its requests end first is the registry's.
 
@@ -101,18 +101,47 @@ fn same_process(here: &Entry, there: &Entry) -> bool {
     !here.fixed && !there.fixed && here.url == there.url && here.role == there.role && !other_engine
 }
 
-/// May this worker, which is to go, go now? Not while those that stay cannot serve its model and somebody is coming who
-/// will make them able to. `going` are the slots of all that are to go.
-pub fn relieved(fleet: &Fleet, going: &BTreeSet<u32>, worker: &Worker) -> bool {
-    let model = worker.models.first().map(String::as_str);
-    let stays = |seat: &Arc<Seat>| !going.contains(&seat.slot) && seat.worker.serves(model);
-    let can_serve = |fit: fn(&Seat) -> bool| {
-        let fits = |seat: &Arc<Seat>| stays(seat) && fit(seat);
-        let pairs = |p: &crate::fleet::Prefill| fits(&p.seat) && p.partners.iter().any(fits);
-        fleet.whole().iter().any(fits) || fleet.prefill().iter().any(pairs)
-    };
-    let coming = |seat: &Seat| {
-        seat.pulse.in_service() || seat.pulse.is_held() || seat.pulse.status() == Status::Pending
-    };
-    can_serve(|seat| seat.pulse.in_service()) || !can_serve(coming)
+/// May workers that are to go, go now?
+///
+/// Not while those that stay cannot serve all of its models and somebody is coming who will make them able to. That is
+/// found out once for each model, since a list of thousands may replace as many.
+pub struct Relief<'a> {
+    fleet: &'a Fleet,
+    /// The slots of all that are to go.
+    going: &'a BTreeSet<u32>,
+    known: BTreeMap<Option<String>, bool>,
+}
+
+impl<'a> Relief<'a> {
+    pub fn new(fleet: &'a Fleet, going: &'a BTreeSet<u32>) -> Relief<'a> {
+        Relief { fleet, going, known: BTreeMap::new() }
+    }
+
+    /// May this one go?
+    pub fn is_there_for(&mut self, worker: &Worker) -> bool {
+        match worker.models.as_slice() {
+            [] => self.serves(None),
+            models => models.iter().all(|model| self.serves(Some(model))),
+        }
+    }
+
+    fn serves(&mut self, model: Option<&String>) -> bool {
+        let model = model.cloned();
+        if let Some(known) = self.known.get(&model) {
+            return *known;
+        }
+        let stays =
+            |seat: &Arc<Seat>| !self.going.contains(&seat.slot) && seat.worker.serves(model.as_deref());
+        let can_serve = |fit: fn(&Seat) -> bool| {
+            let fits = |seat: &Arc<Seat>| stays(seat) && fit(seat);
+            let pairs = |p: &crate::fleet::Prefill| fits(&p.seat) && p.partners.iter().any(fits);
+            self.fleet.whole().iter().any(fits) || self.fleet.prefill().iter().any(pairs)
+        };
+        let coming = |seat: &Seat| {
+            seat.pulse.in_service() || seat.pulse.is_held() || seat.pulse.status() == Status::Pending
+        };
+        let relieved = can_serve(|seat| seat.pulse.in_service()) || !can_serve(coming);
+        self.known.insert(model, relieved);
+        relieved
+    }
 }

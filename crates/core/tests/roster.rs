@@ -7,11 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::slice::from_ref;
 
 use baton_core::fleet::{Engine, Fleet, FleetChange, PairingMode, Role, Seat, Status, Worker};
-use baton_core::roster::{Entry, Moves, Twice, distinct, moves, relieved};
+use baton_core::roster::{Entry, Moves, Relief, Twice, distinct, moves};
 use proptest::prelude::*;
 
 fn entry(key: &str, url: &str, mark: u64) -> Entry {
     Entry { key: key.into(), url: url.into(), role: Role::Decode, engine: None, mark, fixed: false }
+}
+
+fn relieved(fleet: &Fleet, going: &BTreeSet<u32>, worker: &Worker) -> bool {
+    Relief::new(fleet, going).is_there_for(worker)
 }
 
 fn none() -> BTreeSet<&'static str> {
@@ -120,6 +124,21 @@ fn who_is_taken_out_goes_when_he_is_not_needed() {
     assert!(!relieved(&held, &[0].into(), &worker), "its pre-flight has not ended");
     held.seat(1).unwrap().pulse.let_in();
     assert!(relieved(&held, &[0].into(), &worker));
+}
+
+/// A worker of several models goes when each of them is served without it.
+#[test]
+fn all_models_of_one_that_goes_count() {
+    use Role::Whole;
+    use Status::{Pending, Ready};
+    let old = fleet(&[(Whole, "a", "", Ready), (Whole, "a", "", Ready), (Whole, "b", "", Pending)]);
+    let mut worker = Worker::clone(&old.seat(0).unwrap().worker);
+    worker.models = vec!["a".into(), "b".into()];
+    assert!(!relieved(&old, &[0].into(), &worker), "b is coming");
+    old.seat(2).unwrap().pulse.set_status(Ready);
+    assert!(relieved(&old, &[0].into(), &worker));
+    old.seat(2).unwrap().pulse.set_status(Status::Failed);
+    assert!(relieved(&old, &[0].into(), &worker), "nobody will ever serve b");
 }
 
 #[test]

@@ -276,6 +276,17 @@ fn text(items: &[String]) -> Result<String, String> {
     }
 }
 
+/// IPv6 with or without brackets.
+fn host(items: &[String]) -> Result<String, String> {
+    let text = text(items)?;
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&text);
+    let in_names = |c: char| c.is_alphanumeric() || "-._".contains(c);
+    match bare.parse::<IpAddr>().is_ok() || text.chars().all(in_names) {
+        true => Ok(text),
+        false => Err("must be a host name or an IP address, without scheme, user and port".into()),
+    }
+}
+
 pub const TEXT: Kind<String> = one("TEXT", text, |v| json!(v));
 pub const MAYBE_MODEL_ID_FROM: Kind<Option<ModelIdFrom>> = one(
     "WHERE",
@@ -283,6 +294,7 @@ pub const MAYBE_MODEL_ID_FROM: Kind<Option<ModelIdFrom>> = one(
     |v| v.as_ref().map_or(Value::Null, |v| json!(v.to_string())),
 );
 pub const MAYBE_TEXT: Kind<Option<String>> = one("TEXT", |items| text(items).map(Some), |v| json!(v));
+pub const MAYBE_HOST: Kind<Option<String>> = one("HOST", |items| host(items).map(Some), |v| json!(v));
 pub const MAYBE_PATH: Kind<Option<PathBuf>> =
     one("PATH", |items| text(items).map(|t| Some(t.into())), |v| json!(v));
 

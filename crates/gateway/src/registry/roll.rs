@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_core::fleet::FleetChange;
-use baton_core::roster::{self, Twice};
+use baton_core::roster::{self, Relief, Twice};
 use baton_core::time::Instant;
 
 use super::book::{Book, Joined};
@@ -92,9 +92,10 @@ impl Registry {
         let going = self.book().going();
         let slots: BTreeSet<u32> = going.iter().map(|(slot, ..)| *slot).collect();
         let (fleet, now) = (self.load_full(), self.clock().now());
+        let mut relief = Relief::new(&fleet, &slots);
         let goes = |(slot, _, end): &(u32, String, Instant)| {
             let seat = fleet.seat(*slot).filter(|seat| seat.pulse.in_service());
-            *end <= now || seat.is_none_or(|seat| roster::relieved(&fleet, &slots, &seat.worker))
+            *end <= now || seat.is_none_or(|seat| relief.is_there_for(&seat.worker))
         };
         let (gone, waits): (Vec<_>, Vec<_>) = going.into_iter().partition(goes);
         if !gone.is_empty() {

@@ -11,7 +11,7 @@ group! {
     "Redis" redis: Redis {
         /// Host of the Redis through which gateways share what they charge decodes with (token_load); unset: nothing is
         /// shared.
-        host: Option<String> = None, MAYBE_TEXT, "redis-host", NOTE.env("REDIS_HOST");
+        host: Option<String> = None, MAYBE_HOST, "redis-host", NOTE.env("REDIS_HOST");
         /// Its port.
         port: u16 = 6379, PORT, "redis-port", NOTE.env("REDIS_PORT").lenient();
         /// Its password; better in the environment or the file, where no list of processes shows it.

@@ -188,6 +188,14 @@ fn a_redis_as_aibrix_names_it() {
     let redis = &open.config.redis;
     assert_eq!((redis.host.as_deref(), redis.port, &redis.password), (Some("redis"), 6379, &None));
     assert_eq!(open.warnings(), Vec::<String>::new());
+    for host in ["redis", "r.default.svc.cluster.local", "10.0.0.1", "::1", "[fd00::1]", "my_redis"] {
+        assert_eq!(load(&format!("--redis-host {host}")).unwrap().config.redis.host.as_deref(), Some(host));
+    }
+    for host in ["redis:6379", "redis://redis", "rediss://:sesame@redis:6380/0", "a/b", "[x]", "a@b"] {
+        let told = load_with("", &[("REDIS_HOST", host)]).unwrap_err().to_string();
+        assert!(told.contains("REDIS_HOST") && told.contains("must be a host name or an IP address"), "{told}");
+        assert!(!told.contains("sesame"), "{told}");
+    }
     let odd = load_with("--redis-port 7000", &[("REDIS_PORT", "abc"), ("REDIS_HOST", "r")]).unwrap();
     assert_eq!((odd.config.redis.port, odd.warnings().len()), (7000, 0), "the flag wins");
     let odd = load_with("", &[("REDIS_PORT", "abc"), ("REDIS_HOST", "r")]).unwrap();

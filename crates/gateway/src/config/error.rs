@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::setting::{Setting, Shape};
+use super::value::without_user;
 use super::{Given, Source};
 
 /// Why there is no configuration.
@@ -32,7 +33,9 @@ impl ConfigError {
     pub(super) fn bad_value(setting: &'static Setting, given: &Given, reason: String) -> ConfigError {
         // Of a list, the reason names the item; a secret stays one.
         let value = match (&setting.shape, given.items.as_slice()) {
-            (Shape::Switch | Shape::One | Shape::Word(_), [item]) if !setting.secret => item.clone(),
+            (Shape::Switch | Shape::One | Shape::Word(_), [item]) if !setting.secret => {
+                without_user(item).into_owned()
+            }
             _ => String::new(),
         };
         ConfigError::BadValue { source: given.source.clone(), setting: setting.flag, value, reason }

@@ -1,5 +1,6 @@
 //! The types of values that are more than a number or a text.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -75,42 +76,53 @@ impl WorkerUrl {
     /// # Errors
     /// The scheme is not lower-case `http` or `https`, the host is missing, or there is a user, a query or a fragment.
     pub fn new(text: &str) -> Result<WorkerUrl, String> {
+        let shown = without_user(text);
         let Some((scheme, _)) = text.split_once("://") else {
-            return Err(format!("{text:?} must start with http:// or https://"));
+            return Err(format!("{shown:?} must start with http:// or https://"));
         };
         match scheme {
             "http" | "https" => {}
             "grpc" | "grpcs" => {
-                return Err(format!("{text:?}: gRPC workers are not served yet, give an http:// URL"));
+                return Err(format!("{shown:?}: gRPC workers are not served yet, give an http:// URL"));
             }
-            "ipc" => return Err(format!("{text:?}: ZMQ workers are not served")),
+            "ipc" => return Err(format!("{shown:?}: ZMQ workers are not served")),
             other
                 if matches!(
                     other.to_ascii_lowercase().as_str(),
                     "http" | "https" | "grpc" | "grpcs" | "ipc"
                 ) =>
             {
-                return Err(format!("{text:?}: write the scheme in lower case"));
+                return Err(format!("{shown:?}: write the scheme in lower case"));
             }
-            _ => return Err(format!("{text:?} must start with http:// or https://")),
+            _ => return Err(format!("{shown:?} must start with http:// or https://")),
         }
-        let uri: Uri = text.parse().map_err(|error| format!("{text:?} is not a URL: {error}"))?;
+        let uri: Uri = text.parse().map_err(|error| format!("{shown:?} is not a URL: {error}"))?;
         match uri.authority() {
             Some(authority) if authority.as_str().contains('@') => {
-                Err(format!("{text:?} must not name a user"))
+                Err(format!("{shown:?} must not name a user"))
             }
-            Some(authority) if authority.host().is_empty() => Err(format!("{text:?} has no host")),
+            Some(authority) if authority.host().is_empty() => Err(format!("{shown:?} has no host")),
             Some(authority) if !port_fits(authority.as_str(), authority.port_u16()) => {
-                Err(format!("{text:?}: the port must be between 1 and 65535"))
+                Err(format!("{shown:?}: the port must be between 1 and 65535"))
             }
-            Some(_) if text.contains(['?', '#']) => Err(format!("{text:?} must end with the path")),
+            Some(_) if text.contains(['?', '#']) => Err(format!("{shown:?} must end with the path")),
             Some(_) => Ok(WorkerUrl(text.trim_end_matches('/').into())),
-            None => Err(format!("{text:?} has no host")),
+            None => Err(format!("{shown:?} has no host")),
         }
     }
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// A text for messages: a URL does not show whose it is, nor the password.
+pub fn without_user(text: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = text.split_once("://") else { return Cow::Borrowed(text) };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    match authority.rfind('@').and_then(|at| rest.get(at..)) {
+        Some(rest) => Cow::Owned(format!("{scheme}://***{rest}")),
+        None => Cow::Borrowed(text),
     }
 }
 

@@ -94,7 +94,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("--decode a:1", "--decode: \"a:1\" must start with http:// or https://"),
     ("--decode http://:80", "--decode: \"http://:80\" has no host"),
     ("--decode http://a:0", "--decode: \"http://a:0\": the port must be between 1 and 65535"),
-    ("--decode http://u@a", "--decode: \"http://u@a\" must not name a user"),
+    ("--decode http://u:sesame@a", "--decode: \"http://***@a\" must not name a user"),
+    ("--decode https://u:sesame@a:x", "--decode: \"https://***@a:x\" must not name a user"),
     ("--decode http://a/?x=1", "--decode: \"http://a/?x=1\" must end with the path"),
     (
         "--pd-disaggregation --prefill http://a:1 --decode http://a:1",

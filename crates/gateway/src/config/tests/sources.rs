@@ -193,7 +193,10 @@ fn a_redis_as_aibrix_names_it() {
     }
     for host in ["redis:6379", "redis://redis", "rediss://:sesame@redis:6380/0", "a/b", "[x]", "a@b"] {
         let told = load_with("", &[("REDIS_HOST", host)]).unwrap_err().to_string();
-        assert!(told.contains("REDIS_HOST") && told.contains("must be a host name or an IP address"), "{told}");
+        assert!(
+            told.contains("REDIS_HOST") && told.contains("must be a host name or an IP address"),
+            "{told}"
+        );
         assert!(!told.contains("sesame"), "{told}");
     }
     let odd = load_with("--redis-port 7000", &[("REDIS_PORT", "abc"), ("REDIS_HOST", "r")]).unwrap();

@@ -208,7 +208,7 @@ fn h_sessions_and_charges() {
     let rule = SessionRule { max: 2, ttl: Duration::from_secs(1800) };
     let mut sessions = Sessions::default();
     let mut tokens = |model, key, prompt_tokens, matched_pct, now| {
-        let turn = Turn { model, key, prompt_tokens, matched_pct, ttl: rule.ttl };
+        let turn = Turn { model, key, prompt_tokens, matched_pct, ttl: rule.ttl, again: false };
         sessions.new_tokens(&turn, rule, now)
     };
     for (n, matched, due) in [

@@ -252,6 +252,7 @@ fn h_sessions() {
         prompt_tokens,
         matched_pct,
         ttl: Duration::from_secs(ttl),
+        again: false,
     };
     let (long, longest) = ("k".repeat(KEY_MAX + 1), "k".repeat(KEY_MAX));
     for (key, due) in [(&long, 1500), (&longest, 500)] {
@@ -272,6 +273,13 @@ fn h_sessions() {
     let mut sessions = Sessions::default();
     sessions.new_tokens(&turn("s", 150, None, 1800), rule, at(0));
     assert_eq!(sessions.new_tokens(&turn("s", 200, None, 0), rule, at(0)), 200, "H11");
+    let mut sessions = Sessions::default();
+    let first = turn("again", 1000, None, 1800);
+    let second = turn("again", 1500, None, 1800);
+    let other = |turn| Turn { again: true, ..turn };
+    let tries = [first, other(first), second, other(second), other(second), second];
+    let new = tries.map(|turn| sessions.new_tokens(&turn, rule, at(0)));
+    assert_eq!(new, [1000, 1000, 500, 500, 500, 1500], "another try is charged as the first was");
     let own = |n, ttl, now| (turn("own", n, None, ttl), at(now));
     let mut sessions = Sessions::default();
     let mut new = |(turn, now): (Turn<'_>, _)| sessions.new_tokens(&turn, rule, now);

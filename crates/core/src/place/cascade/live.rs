@@ -341,6 +341,7 @@ impl<'a> Decision<'a> {
             prompt_tokens: prompt,
             matched_pct: knobs.prefill_score.looks_up().then(|| knobs.counted(matched)),
             ttl: knobs.session_ttl,
+            again: !self.look.tried.is_empty(),
         };
         let of_prefill = knobs.prefill_score.charges().then(|| {
             let (new, by) = open.sessions.new_by(&turn, self.cascade.sessions, now);

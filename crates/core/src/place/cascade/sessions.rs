@@ -19,11 +19,15 @@ pub struct Turn<'a> {
     pub matched_pct: Option<u32>,
     /// How old the session's last prompt may be to count for this request. Zero: the session rule is off for it.
     pub ttl: Duration,
+    /// Another try of a request whose prompt was charged before: the session has grown by what it had then.
+    pub again: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Last {
     tokens: u64,
+    /// What it was before that, if that counted.
+    before: Option<u64>,
     at: Instant,
     /// How long it is remembered: the longest that any request of the session asked for.
     ttl: Duration,
@@ -76,8 +80,10 @@ impl Sessions {
         let grown = turn.key.filter(|k| !k.is_empty() && k.len() <= KEY_MAX).and_then(|key| {
             let key = format!("{}\0{key}", turn.model);
             let fresh = |l: &&Last| !turn.ttl.is_zero() && now.since(l.at) <= turn.ttl;
-            let last = self.last.get(&key).filter(fresh).map(|l| l.tokens);
-            self.remember(key, turn, rule, now);
+            let same = |l: &Last| turn.again && l.tokens == turn.prompt_tokens;
+            let tokens = |l: &Last| if same(l) { l.before } else { Some(l.tokens) };
+            let last = self.last.get(&key).filter(fresh).and_then(tokens);
+            self.remember(key, (turn, last), rule, now);
             turn.prompt_tokens.checked_sub(last?).filter(|n| *n > 0)
         });
         match (grown, turn.matched_pct) {
@@ -90,8 +96,14 @@ impl Sessions {
         }
     }
 
-    fn remember(&mut self, key: String, turn: &Turn<'_>, rule: SessionRule, now: Instant) {
-        let last = Last { tokens: turn.prompt_tokens, at: now, ttl: rule.ttl.max(turn.ttl) };
+    fn remember(
+        &mut self,
+        key: String,
+        (turn, before): (&Turn<'_>, Option<u64>),
+        rule: SessionRule,
+        now: Instant,
+    ) {
+        let last = Last { tokens: turn.prompt_tokens, before, at: now, ttl: rule.ttl.max(turn.ttl) };
         let room = (self.last.len() as u64) < rule.max;
         match self.last.get_mut(&key) {
             Some(known) => *known = Last { ttl: known.ttl.max(last.ttl), ..last },

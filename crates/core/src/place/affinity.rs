@@ -10,6 +10,7 @@
 //! moves its own keys and no others. Nothing is kept, so gateways side by side agree. SMG's ring of 150 points
 //! for each worker does the same, less evenly.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -21,6 +22,7 @@ use crate::dice::Dice;
 use crate::fleet::Seat;
 use crate::load::Load;
 use crate::prompt::TOKEN_BYTES;
+use crate::time::Instant;
 
 /// What a request in flight counts besides its prompt: its steps of decoding, and the fixed cost of a prefill.
 const REQUEST_TOKENS: f64 = 1024.0;
@@ -85,6 +87,15 @@ struct Cost<'a> {
     tokens: f64,
 }
 
+/// What a walk over the candidates finds.
+struct Least<'a> {
+    best: Option<Seen<'a>>,
+    /// The most rooms taken of those who are as good as the best.
+    heaviest: u32,
+    /// The fewest of all.
+    idlest: u32,
+}
+
 impl<'t> Backlog<'t> {
     pub fn new(held: Holders<'t>, tuning: &'t Tuning) -> Backlog<'t> {
         // Engines that keep heads keep them whole, whatever share of the prompt they are.
@@ -128,9 +139,19 @@ impl<'t> Backlog<'t> {
         if self.tuning.temperature > 0.0 || self.tuning.overlap_decay > 0.0 {
             return self.cheapest_of(&field.all(), dice);
         }
+        let least = |gate: f64, dice: &mut Dice| {
+            self.least(field.unasked(), |seen| field.lets(seen), (gate, 0.0), dice)
+        };
+        let found = least(f64::INFINITY, dice);
+        let fair = |gate: f64| f64::from(found.heaviest) <= gate;
+        // The gate makes nobody cheaper: the cheapest without it is so with it, unless it has more than its share. Where
+        // that is plain by what the idlest has, which is no more than the mean, nobody's load is added up.
+        if fair(gate(u64::from(found.idlest), 1, self.tuning)) {
+            return found.best;
+        }
         let (n, sum) = field.sum();
-        let bounds = (gate(sum, n, self.tuning), 0.0);
-        self.least(field.unasked(), |seen| field.lets(seen), bounds, dice)
+        let gate = gate(sum, n, self.tuning);
+        if fair(gate) { found.best } else { least(gate, dice).best }
     }
 
     /// The same of these.
@@ -140,49 +161,52 @@ impl<'t> Backlog<'t> {
             let cost = |seen: &Seen<'a>| self.cost(*seen, bounds);
             return self.softly(all.iter().map(cost).collect(), dice);
         }
-        self.least(all.iter().copied(), |_| true, bounds, dice)
+        self.least(all.iter().copied(), |_| true, bounds, dice).best
     }
 
     fn cost<'a>(&self, seen: Seen<'a>, (gate, idlest): (f64, f64)) -> Cost<'a> {
         Cost { seen, tokens: self.weigh(&seen, gate, idlest).tokens }
     }
 
-    /// The cheapest of those that may be chosen. The few that are not ruled out by their queues are asked.
+    /// The cheapest of those that may be chosen. The few that nothing rules out by then are asked.
     fn least<'a>(
         &self,
         all: impl Iterator<Item = Seen<'a>>,
         may: impl Fn(&Seen<'a>) -> bool,
         bounds: (f64, f64),
         dice: &mut Dice,
-    ) -> Option<Seen<'a>> {
-        let mut best: Option<Cost<'a>> = None;
-        let mut equals = 0;
-        let chosen = |cost: &Cost<'a>| cost.seen.row.load.last_chosen();
+    ) -> Least<'a> {
+        let mut best: Option<(f64, Instant)> = None;
+        let (mut found, mut equals) = (Least { best: None, heaviest: 0, idlest: u32::MAX }, 0);
         for seen in all {
+            found.idlest = found.idlest.min(seen.load);
             // Whatever it has of the prompt, it costs what is queued there.
-            let dear = |best: &Cost<'a>| queued(&seen.row.load, seen.load) > best.tokens;
-            if best.as_ref().is_some_and(dear) || !may(&seen) {
+            if best.is_some_and(|(least, _)| queued(&seen.row.load, seen.load) > least) {
                 continue;
             }
-            let next = self.cost(seen, bounds);
-            let order = match &best {
-                None => std::cmp::Ordering::Less,
-                Some(best) => {
-                    next.tokens.total_cmp(&best.tokens).then_with(|| chosen(&next).cmp(&chosen(best)))
-                }
-            };
-            match order {
-                std::cmp::Ordering::Less => (best, equals) = (Some(next), 1),
-                std::cmp::Ordering::Greater => {}
-                std::cmp::Ordering::Equal => {
-                    equals += 1;
-                    if dice.below(equals) == 0 {
-                        best = Some(next);
-                    }
+            let tokens = self.cost(seen, bounds).tokens;
+            if best.is_some_and(|(least, _)| tokens > least) {
+                continue;
+            }
+            let own = (tokens, seen.row.load.last_chosen());
+            let order = best.map_or(Ordering::Less, |(tokens, chosen)| {
+                own.0.total_cmp(&tokens).then_with(|| own.1.cmp(&chosen))
+            });
+            if order == Ordering::Greater || !may(&seen) {
+                continue;
+            }
+            if order == Ordering::Less {
+                (best, equals) = (Some(own), 1);
+                (found.best, found.heaviest) = (Some(seen), seen.load);
+            } else {
+                equals += 1;
+                found.heaviest = found.heaviest.max(seen.load);
+                if dice.below(equals) == 0 {
+                    found.best = Some(seen);
                 }
             }
         }
-        best.map(|best| best.seen)
+        found
     }
 
     /// The load above which nobody is wanted, and the fewest tokens that are queued anywhere.

@@ -42,8 +42,22 @@ pub struct Holders<'a> {
     /// Why the prompt's tokens are not known, if they were asked for.
     unknown: Option<Unknown>,
     now: Instant,
-    /// Where in `found` the last worker was: they are asked for in the order of slots, mostly.
-    at: Cell<usize>,
+    /// Where the last worker was that is not in `found`: they are asked for in the order of slots, mostly.
+    gap: Cell<Gap>,
+}
+
+/// Slots of which none was sent any of it, the last one not included.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gap {
+    from: u32,
+    to: u32,
+}
+
+impl Gap {
+    #[inline]
+    fn contains(self, slot: u32) -> bool {
+        self.from <= slot && slot < self.to
+    }
 }
 
 /// Do workers tell what they hold, so that a prompt's tokens are looked up?
@@ -61,7 +75,7 @@ impl<'a> Holders<'a> {
             Told::of(events, ask)
         });
         let unknown = if told.is_none() { ask.prompt.unknown() } else { None };
-        Holders { indexes, blocks, found, told, unknown, now, at: Cell::new(0) }
+        Holders { indexes, blocks, found, told, unknown, now, gap: Cell::default() }
     }
 
     /// What was sent is known by the beginnings of prompts alone.
@@ -113,25 +127,22 @@ impl<'a> Holders<'a> {
     }
 
     /// First blocks of it that were sent to the worker before.
+    #[inline]
     fn sent(&self, slot: u32, seat: &Seat) -> Option<u32> {
-        let (of, blocks) = *self.found.get(self.place(slot))?;
-        (of.slot == slot && of == holder(seat)).then_some(blocks)
+        if self.gap.get().contains(slot) { None } else { self.sent_near(slot, seat) }
     }
 
-    /// The first place in `found` that is not before this slot.
-    fn place(&self, slot: u32) -> usize {
-        let (mut at, found) = (self.at.get(), &self.found);
-        let before = |at: usize| found.get(at).is_some_and(|(h, _)| h.slot < slot);
-        if at > 0 && !before(at - 1) {
-            at = 0;
+    /// The same, and between whom the worker stands if it is none of them.
+    fn sent_near(&self, slot: u32, seat: &Seat) -> Option<u32> {
+        let at = self.found.partition_point(|(of, _)| of.slot < slot);
+        let next = self.found.get(at);
+        if let Some((of, blocks)) = next.filter(|(of, _)| of.slot == slot) {
+            return (*of == holder(seat)).then_some(*blocks);
         }
-        if before(at) && !before(at + 1) {
-            at += 1;
-        } else if before(at) {
-            at += found[at..].partition_point(|(h, _)| h.slot < slot);
-        }
-        self.at.set(at);
-        at
+        let before = at.checked_sub(1).and_then(|at| self.found.get(at));
+        let from = before.map_or(0, |(of, _)| of.slot + 1);
+        self.gap.set(Gap { from, to: next.map_or(u32::MAX, |(of, _)| of.slot) });
+        None
     }
 
     /// Does anybody have more of it than this share, or so many blocks that they count?

@@ -16,6 +16,7 @@ use baton_core::place::receipt::Receipt;
 use baton_core::place::{Cascade, Legwise, Look, Placement, Policy, PolicyName, Strategy, Tuning, Whole};
 use baton_core::prefix::{Memory, PrefixIndex};
 use baton_core::time::Instant;
+use proptest::prelude::*;
 
 use crate::yard::{fleet, ids, seat};
 
@@ -233,4 +234,52 @@ fn a_burst_of_one_prompt_goes_where_its_first_went() {
     assert_eq!((names[0] == names[1], names[1] == names[2]), (true, true), "{names:?}");
     drop(held);
     assert!(desk.fleet.seats().all(|seat| seat.load.in_flight() == 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever a choice leaves out of what it could work out, it is the one whose cost on the receipt is least. There every
+    /// candidate's is worked out by itself: with loads far apart, and prompts held, sent or on their way.
+    #[test]
+    fn cache_aware_takes_whose_cost_is_least(
+        loads in prop::collection::vec(prop_oneof![Just(0), 0..4usize, 0..30usize], 1..24),
+        tells in prop::collection::vec((any::<prop::sample::Index>(), 0..4u32, 1..80u32), 0..8),
+        sends in prop::collection::vec((0..4u32, 1..1200u32, any::<bool>()), 0..12),
+        balance_abs in prop_oneof![Just(64.0), Just(1.0)],
+    ) {
+        let mut desk = Desk::new(loads.len() as u32);
+        let tuning = Tuning { balance_abs, ..Tuning::default() };
+        let policy = || Policy::tuned(PolicyName::CacheAware, tuning.clone()).hearing(&desk.index);
+        desk.strategy = Strategy::Legwise(Legwise { prefill: policy(), decode: policy(), whole: policy() });
+        let text = |family: u32| family * 10_000 + 1;
+        let mut feeds: Vec<Feed> = vec![];
+        for (who, family, blocks) in tells {
+            let mut feed = desk.feed(who.index(loads.len()) as u32);
+            stores(&mut feed, text(family)..text(family) + 16 * blocks);
+            feeds.push(feed);
+        }
+        let mut held: Vec<_> = vec![];
+        for (seat, load) in desk.fleet.seats().zip(&loads) {
+            held.extend((0..*load).map(|_| seat.load.take()));
+        }
+        let mut placed = vec![];
+        for (family, tokens, keeps) in sends {
+            let ask = ask(text(family)..text(family) + tokens);
+            desk.secs += 1;
+            let now = Instant::from_micros(desk.secs * 1_000_000);
+            let look = Look { receipt: Receipt::on().into(), ..Look::new(&desk.fleet, &ask, now) };
+            let mut placement = desk.strategy.place(&look, &mut Dice::new(desk.secs)).unwrap();
+            let receipt = look.into_receipt();
+            let scores = &receipt.decode.scores;
+            prop_assert_eq!(scores.len(), loads.len());
+            let least = scores.iter().map(|score| score.score).fold(f64::INFINITY, f64::min);
+            let own = scores.iter().find(|score| score.worker == ids(&placement)[0]).unwrap();
+            prop_assert_eq!(own.score, least, "{:?}", scores);
+            if let Placement::Whole { worker } = &mut placement {
+                worker.computed();
+            }
+            placed.extend(keeps.then_some(placement));
+        }
+    }
 }

@@ -87,6 +87,8 @@ struct Row {
     reads: bool,
     /// Workers tell what they hold.
     events: bool,
+    /// All of them hold the beginning of each prompt.
+    shared: bool,
     receipt: bool,
     ways: Option<&'static str>,
     strategy: Box<dyn Fn() -> Strategy>,
@@ -95,7 +97,16 @@ struct Row {
 impl Row {
     fn new(name: impl Into<String>, strategy: impl Fn() -> Strategy + 'static) -> Row {
         let (name, strategy) = (name.into(), Box::new(strategy));
-        Row { name, make: Make::Pairs, reads: false, events: false, receipt: false, ways: None, strategy }
+        Row {
+            name,
+            make: Make::Pairs,
+            reads: false,
+            events: false,
+            shared: false,
+            receipt: false,
+            ways: None,
+            strategy,
+        }
     }
 
     fn policy(name: PolicyName) -> Row {
@@ -118,6 +129,11 @@ impl Row {
         Row { name: format!("{}, KV events", self.name), events: true, ..self }
     }
 
+    fn shared(self) -> Row {
+        let row = self.events();
+        Row { name: format!("{}, all hold the beginning", row.name), shared: true, ..row }
+    }
+
     fn receipt(self) -> Row {
         Row { name: format!("{}, with a receipt", self.name), receipt: true, reads: false, ..self }
     }
@@ -138,7 +154,7 @@ impl Row {
         let index = Arc::new(KvIndex::new(64 << 20));
         let strategy = (self.strategy)();
         let strategy = if self.events { strategy.hearing(&index) } else { strategy };
-        let _feeds = self.events.then(|| feeds(&fleet, &index, asks));
+        let _feeds = self.events.then(|| feeds(&fleet, &index, asks, self.shared));
         let ways = self.ways.map(|ways| Ways::parse(ways).unwrap());
         let routing = ways.map(|ways| Routing { ways: Some(ways), ..Routing::plain(&Arc::default()) });
         let mut dice = Dice::new(1);
@@ -175,9 +191,11 @@ fn rows() -> Vec<Row> {
     let hash = move || legwise(PolicyName::CacheAware, &by_heads);
     rows.push(Row { reads: true, ..Row::new("`cache_aware`, `--cache-index hash`", hash) });
     rows.push(Row::policy(PolicyName::CacheAware).events());
+    rows.push(Row::policy(PolicyName::CacheAware).shared());
     rows.extend(PrefillScore::ALL.map(|prefill| Row::pd(prefill, LoadBalancing)));
     rows.extend(DecodeScore::ALL.into_iter().skip(1).map(|decode| Row::pd(LeastRequest, decode)));
     rows.push(Row::pd(PrefixCache, LoadBalancing).events());
+    rows.push(Row::pd(PrefixCache, LoadBalancing).shared());
     for prefill in [LeastRequest, PrefixCache] {
         let row = Row::pd(prefill, LoadBalancing);
         let name = format!("{}, a roleset for each two workers", row.name);
@@ -259,20 +277,28 @@ fn fleet(workers: u32, make: Make) -> (Fleet, Vec<Lease>) {
     (fleet, load)
 }
 
-/// Everybody tells, and each conversation is held by two workers, whole and half.
-fn feeds(fleet: &Fleet, index: &Arc<KvIndex>, asks: &[Ask]) -> Vec<Feed> {
+/// A beginning that all workers hold.
+const SHARED_BLOCKS: usize = 30;
+
+/// Everybody tells, and each conversation is held by two workers, whole and half; its beginning by all, if that is `shared`.
+fn feeds(fleet: &Fleet, index: &Arc<KvIndex>, asks: &[Ask], shared: bool) -> Vec<Feed> {
     let begin = |seat: &Arc<Seat>| Feed::begin(index, &seat.view, seat.pulse.life()).unwrap();
     let mut feeds: Vec<Feed> = fleet.seats().map(begin).collect();
     let count = feeds.len();
     for (at, ask) in asks.iter().enumerate() {
         let ids = ask.prompt.ids().unwrap();
-        for (part, feed) in [(1, at), (2, at + 1)] {
+        let mut stores = |feed: usize, blocks: usize| {
             // Engines store whole blocks.
-            let blocks = ids.len() / part / BLOCK_TOKENS as usize;
             let tokens: Vec<u32> = ids[..blocks * BLOCK_TOKENS as usize].to_vec();
             let hashes = (0..blocks as u64).map(|block| (at as u64 + 1) << 32 | block).collect();
             let stored = Stored { hashes, tokens, block_tokens: BLOCK_TOKENS, ..Stored::default() };
             tell(&mut feeds[feed % count], Event::Stored(stored));
+        };
+        let blocks = ids.len() / BLOCK_TOKENS as usize;
+        stores(at, blocks);
+        stores(at + 1, blocks / 2);
+        if shared {
+            (0..count).for_each(|feed| stores(feed, SHARED_BLOCKS));
         }
     }
     feeds

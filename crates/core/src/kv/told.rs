@@ -75,30 +75,33 @@ impl Told {
         self.found.iter().map(share).fold(0.0, f64::max)
     }
 
-    /// May the worker hold any of it, or get it by what is on its way? Reads less than [`Told::by`] does: of most of a
-    /// large fleet there is no more to know.
+    /// What the worker says is worth so much now. `None`: nothing is known of it.
     #[inline]
-    pub fn may_hold(&self, seat: &Seat) -> bool {
-        let some = |number| self.found.iter().any(|(_, held)| held.has(number));
-        seat.view.number().is_some_and(some) || seat.view.awaits_any()
+    pub fn trust(&self, seat: &Seat) -> Option<Trust> {
+        let trust = seat.view.trust(seat.pulse.life());
+        // A second name of a worker's may be an adapter that nothing was stored for yet.
+        let of_its_own = || {
+            let own = &seat.worker.models;
+            own.is_empty() || own.first() == self.model.as_ref()
+        };
+        let known = trust != Trust::None && (self.adapter || self.model.is_none() || of_its_own());
+        known.then_some(trust)
+    }
+
+    /// The share of it that the worker holds or that is on its way there, if what it says can be trusted: less is read
+    /// for this than for [`Told::trust`], and of most of a large fleet it is none.
+    #[inline]
+    pub fn share(&self, seat: &Seat) -> f64 {
+        let Some((chain, held)) = self.chain(seat) else { return 0.0 };
+        let stored = seat.view.number().map_or(0, |number| held.blocks_of(number));
+        let blocks = stored.max(seat.view.awaits(chain));
+        if blocks == 0 { 0.0 } else { chain.tokens_of(blocks) as f64 / chain.tokens.max(1) as f64 }
     }
 
     /// `None`: nothing is known of this worker.
     pub fn by(&self, seat: &Seat, now: Instant) -> Option<Known> {
-        let trust = seat.view.trust(seat.pulse.life());
-        let own = &seat.worker.models;
-        // A second name of a worker's may be an adapter that nothing was stored for yet.
-        let known =
-            self.adapter || own.is_empty() || self.model.is_none() || own.first() == self.model.as_ref();
-        if trust == Trust::None || !known {
-            return None;
-        }
-        let share = self.chain(seat).map_or(0.0, |(chain, held)| {
-            let stored = seat.view.number().map_or(0, |number| held.blocks_of(number));
-            let blocks = stored.max(seat.view.awaits(chain));
-            chain.tokens_of(blocks) as f64 / chain.tokens.max(1) as f64
-        });
-        Some(Known { share, trust, age: seat.view.age(now) })
+        let trust = self.trust(seat)?;
+        Some(Known { share: self.share(seat), trust, age: seat.view.age(now) })
     }
 
     /// The prompt is sent to this worker, which will hold it.
@@ -109,6 +112,7 @@ impl Told {
     }
 
     /// In blocks of the worker's size; until it has told one, in those of the first size there is.
+    #[inline]
     fn chain(&self, seat: &Seat) -> Option<&(Arc<Chain>, Held)> {
         match seat.view.block_tokens() {
             Some(size) => self.found.iter().find(|(chain, _)| chain.block_tokens == size),

@@ -127,6 +127,7 @@ pub struct View {
 
 impl View {
     /// What the view is worth for this life of the worker.
+    #[inline]
     pub fn trust(&self, life: u32) -> Trust {
         match self.trust.load(Ordering::Acquire) {
             _ if self.life.load(Ordering::Acquire) != life => Trust::None,
@@ -137,11 +138,13 @@ impl View {
     }
 
     /// Its number in the index.
+    #[inline]
     pub fn number(&self) -> Option<u32> {
         self.number.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// Tokens in a block of the worker's, once one was stored.
+    #[inline]
     pub fn block_tokens(&self) -> Option<u32> {
         Some(self.block_tokens.load(Ordering::Acquire)).filter(|size| *size > 0)
     }
@@ -198,17 +201,13 @@ impl View {
         self.block_tokens.store(block_tokens, Ordering::Release);
     }
 
-    /// Is any prompt on its way to the worker or being computed there?
+    /// How many of a prompt's first blocks are on their way to the worker or being computed there.
     #[inline]
-    pub(super) fn awaits_any(&self) -> bool {
-        self.expecting.load(Ordering::Acquire) > 0
+    pub fn awaits(&self, chain: &Chain) -> u32 {
+        if self.expecting.load(Ordering::Acquire) == 0 { 0 } else { self.most_alike(chain) }
     }
 
-    /// How many of a prompt's first blocks are on their way to the worker or being computed there.
-    pub fn awaits(&self, chain: &Chain) -> u32 {
-        if !self.awaits_any() {
-            return 0;
-        }
+    fn most_alike(&self, chain: &Chain) -> u32 {
         let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         expected.iter().map(|other| other.alike(chain)).max().unwrap_or(0)
     }

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::Tuning;
 use super::field::{Field, Seen};
-use super::holders::Holders;
+use super::holders::{Holders, Said};
 use crate::dice::Dice;
 use crate::fleet::Seat;
 use crate::load::Load;
@@ -118,13 +118,18 @@ impl<'t> Backlog<'t> {
     }
 
     /// Tokens of it that the worker has; none if they are too small a share of it.
-    #[inline]
     fn cached(&self, slot: u32, seat: &Seat) -> f64 {
+        self.held.sure(self.said(slot, seat), seat)
+    }
+
+    /// The same by each index.
+    #[inline]
+    fn said(&self, slot: u32, seat: &Seat) -> Said {
         let told = |share: f64| {
             let enough = share > self.tuning.cache_threshold;
             if enough { share * self.total() } else { 0.0 }
         };
-        self.held.has_at(slot, seat, told, |blocks| self.counted(blocks))
+        self.held.said(slot, seat, told, |blocks| self.counted(blocks))
     }
 
     /// So many first blocks in tokens, if they are enough of it to count.
@@ -164,8 +169,8 @@ impl<'t> Backlog<'t> {
         self.least(all.iter().copied(), |_| true, bounds, dice).best
     }
 
-    fn cost<'a>(&self, seen: Seen<'a>, (gate, idlest): (f64, f64)) -> Cost<'a> {
-        Cost { seen, tokens: self.weigh(&seen, gate, idlest).tokens }
+    fn cost<'a>(&self, seen: Seen<'a>, bounds: (f64, f64)) -> Cost<'a> {
+        Cost { seen, tokens: self.weigh(&seen, self.said(seen.row.slot, seen.seat), bounds).tokens }
     }
 
     /// The cheapest of those that may be chosen. The few that nothing rules out by then are asked.
@@ -180,12 +185,19 @@ impl<'t> Backlog<'t> {
         let (mut found, mut equals) = (Least { best: None, heaviest: 0, idlest: u32::MAX }, 0);
         for seen in all {
             found.idlest = found.idlest.min(seen.load);
+            let dear = |tokens: f64| best.is_some_and(|(least, _)| tokens > least);
             // Whatever it has of the prompt, it costs what is queued there.
-            if best.is_some_and(|(least, _)| queued(&seen.row.load, seen.load) > least) {
+            let queued = queued(&seen.row.load, seen.load);
+            if dear(queued) {
                 continue;
             }
-            let tokens = self.cost(seen, bounds).tokens;
-            if best.is_some_and(|(least, _)| tokens > least) {
+            // It has no more than is said; whether that is so is asked where it may matter.
+            let said = self.said(seen.row.slot, seen.seat);
+            if dear(queued + COMPUTED * (self.total() - said.most())) {
+                continue;
+            }
+            let tokens = self.weigh(&seen, said, bounds).tokens;
+            if dear(tokens) {
                 continue;
             }
             let own = (tokens, seen.row.load.last_chosen());
@@ -220,9 +232,9 @@ impl<'t> Backlog<'t> {
     }
 
     #[inline]
-    fn weigh(&self, seen: &Seen<'_>, gate: f64, idlest: f64) -> Weighed {
+    fn weigh(&self, seen: &Seen<'_>, said: Said, (gate, idlest): (f64, f64)) -> Weighed {
         let (queued, total) = (queued(&seen.row.load, seen.load), self.total());
-        let mut cached = self.cached(seen.row.slot, seen.seat);
+        let mut cached = self.held.sure(said, seen.seat);
         if self.tuning.overlap_decay > 0.0 {
             let excess = (queued - idlest) / total.max(1.0);
             cached /= 1.0 + self.tuning.overlap_decay * excess.max(0.0);
@@ -237,8 +249,8 @@ impl<'t> Backlog<'t> {
 
     /// What each of them costs now.
     pub fn weighed(&self, all: &[Seen<'_>]) -> Vec<Weighed> {
-        let (gate, idlest) = self.bounds(all);
-        all.iter().map(|seen| self.weigh(seen, gate, idlest)).collect()
+        let bounds = self.bounds(all);
+        all.iter().map(|seen| self.weigh(seen, self.said(seen.row.slot, seen.seat), bounds)).collect()
     }
 
     /// By chance, the cheaper the likelier: costs from 0 for the least to 1 for the most, over the temperature.

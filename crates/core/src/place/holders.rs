@@ -46,6 +46,22 @@ pub struct Holders<'a> {
     gap: Cell<Gap>,
 }
 
+/// How much of it a worker has, by what it tells and by what was sent to it. Which of them counts is seen later, and only
+/// where it matters.
+#[derive(Clone, Copy, Debug)]
+pub struct Said {
+    told: f64,
+    sent: f64,
+}
+
+impl Said {
+    /// It has no more.
+    #[inline]
+    pub fn most(self) -> f64 {
+        self.told.max(self.sent)
+    }
+}
+
 /// Slots of which none was sent any of it, the last one not included.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gap {
@@ -89,31 +105,35 @@ impl<'a> Holders<'a> {
     }
 
     /// How much of it the worker has: of what it tells, its share of the prompt, and of what was sent to it, so many
-    /// first blocks, each as much as the two functions say.
+    /// first blocks, each as much as the two functions say. No share is nothing, and so are no blocks.
     pub fn has(&self, seat: &Seat, share: impl Fn(f64) -> f64, sent: impl Fn(u32) -> f64) -> f64 {
-        self.has_at(seat.slot, seat, share, sent)
+        self.sure(self.said(seat.slot, seat, share, sent), seat)
     }
 
-    /// The same of a worker whose slot is at hand: of one that holds nothing little more is read. No share is nothing, and
-    /// so are no blocks.
+    /// What each of the two says of a worker whose slot is at hand. Little is read for it.
     #[inline]
-    pub fn has_at(
+    pub fn said(
         &self,
         slot: u32,
         seat: &Seat,
         share: impl Fn(f64) -> f64,
         sent: impl Fn(u32) -> f64,
-    ) -> f64 {
-        let blocks = self.sent(slot, seat);
-        let may = blocks.is_some() || self.told.as_ref().is_some_and(|told| told.may_hold(seat));
-        if !may {
+    ) -> Said {
+        let told = self.told.as_ref().map_or(0.0, |told| told.share(seat));
+        let told = if told > 0.0 { share(told) } else { 0.0 };
+        Said { told, sent: self.sent(slot, seat).map_or(0.0, sent) }
+    }
+
+    /// Which of what was said of the worker counts.
+    #[inline]
+    pub fn sure(&self, said: Said, seat: &Seat) -> f64 {
+        if said.most() == 0.0 {
             return 0.0;
         }
-        let sent = || blocks.map_or(0.0, &sent);
-        match self.known(seat) {
-            Some(known) if known.trust == Trust::Whole => share(known.share),
-            Some(known) => sent().max(share(known.share)),
-            None => sent(),
+        match self.told.as_ref().and_then(|told| told.trust(seat)) {
+            Some(Trust::Whole) => said.told,
+            Some(_) => said.most(),
+            None => said.sent,
         }
     }
 

@@ -244,7 +244,7 @@ proptest! {
     #[test]
     fn cache_aware_takes_whose_cost_is_least(
         loads in prop::collection::vec(prop_oneof![Just(0), 0..4usize, 0..30usize], 1..24),
-        tells in prop::collection::vec((any::<prop::sample::Index>(), 0..4u32, prop_oneof![1..80u32, Just(560)]), 0..8),
+        tells in prop::collection::vec((any::<prop::sample::Index>(), 0..4u32, prop_oneof![1..80u32, Just(560)], 0..3u8), 0..8),
         sends in prop::collection::vec((0..4u32, prop_oneof![1..1200u32, Just(9000)], any::<bool>()), 0..8),
         balance_abs in prop_oneof![Just(64.0), Just(1.0)],
     ) {
@@ -254,10 +254,16 @@ proptest! {
         desk.strategy = Strategy::Legwise(Legwise { prefill: policy(), decode: policy(), whole: policy() });
         let text = |family: u32| family * 100_000 + 1;
         let mut feeds: Vec<Feed> = vec![];
-        for (who, family, blocks) in tells {
+        for (who, family, blocks, trust) in tells {
             let mut feed = desk.feed(who.index(loads.len()) as u32);
+            if trust == 1 {
+                // What was before is not known.
+                let nothing = Batch { at: 1.0, rank: None, events: vec![] }.encode(Form::Map);
+                feed.take(7, &nothing, false, Instant::from_micros(1));
+            }
             stores(&mut feed, text(family)..text(family) + 16 * blocks);
-            feeds.push(feed);
+            // Of the rest the connection is lost.
+            feeds.extend((trust < 2).then_some(feed));
         }
         let mut held: Vec<_> = vec![];
         for (seat, load) in desk.fleet.seats().zip(&loads) {

@@ -225,6 +225,7 @@ async fn a_prefill_that_takes_too_long_fails_its_request_alone() {
 #[tokio::test]
 async fn charges_are_shown_and_go_back() {
     let house = Plan::pairs(Dialect::Vllm, 1, 2)
+        .engines(|spec| spec.time_scale = 1.0)
         .env("ROUTING_ALGORITHM", "pd")
         .env("AIBRIX_PREFILL_SCORE_POLICY", "token_load")
         .env("AIBRIX_DECODE_SCORE_POLICY", "token_load")

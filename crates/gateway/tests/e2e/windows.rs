@@ -5,12 +5,16 @@ use serde_json::json;
 
 use crate::support::{Ask, House, PROMPT, Plan, until};
 
-/// A house whose decode workers run two sequences at once.
-async fn narrow(dialect: Dialect, args: &str) -> House {
+/// For a house whose decode workers run two sequences at once.
+fn narrow_plan(dialect: Dialect, args: &str) -> Plan {
     let label = |spec: &mut baton_gateway::registry::Spec| {
         spec.labels.insert("max_num_seqs".into(), "2".into());
     };
-    Plan::pairs(dialect, 1, 1).args(args).registered(label).open().await
+    Plan::pairs(dialect, 1, 1).args(args).registered(label)
+}
+
+async fn narrow(dialect: Dialect, args: &str) -> House {
+    narrow_plan(dialect, args).open().await
 }
 
 #[tokio::test]
@@ -38,7 +42,9 @@ async fn a30_a_burst_wider_than_the_window_is_served_in_turn() {
 
 #[tokio::test]
 async fn a_window_that_stays_full_sheds_and_a_waiter_may_leave() {
-    let house = narrow(Dialect::Vllm, "--pd-admission-wait-secs 0").await;
+    // As slow as real engines: what is held is not done before it is let go.
+    let plan = narrow_plan(Dialect::Vllm, "--pd-admission-wait-secs 0").engines(|spec| spec.time_scale = 1.0);
+    let house = plan.open().await;
     let mut held = Vec::new();
     for i in 0..2 {
         let endless =

@@ -165,6 +165,14 @@ impl Record {
         self.routing.as_deref()?.ways.as_ref()
     }
 
+    /// Another attempt follows after `wait`, since the one on these workers was ended by `fault`.
+    pub fn retries(&mut self, fault: Option<&Fault>, wait: Duration) {
+        if let Some(fault) = fault {
+            let ended = Retried::new(fault, self.prefill.clone(), self.decode.clone());
+            self.retried.push(Retried { wait, ..ended });
+        }
+    }
+
     /// The exchange is over. `told`: what the client was told of a failure.
     pub fn settle(&mut self, outcome: Outcome, told: Option<&Fault>, now: Instant) {
         self.outcome = outcome;

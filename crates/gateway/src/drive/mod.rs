@@ -31,7 +31,7 @@ use baton_core::handoff::{self, Mint, Pair, Plan};
 use baton_core::limits::Terms;
 use baton_core::place::cascade::{self, resolve::Routing};
 use baton_core::place::{self, Look, Miss, Placement, Taken};
-use baton_core::record::{HandoffResult, Record, Retried};
+use baton_core::record::{HandoffResult, Record};
 use baton_core::time::Instant;
 use baton_core::watchdog::Watch;
 use bytes::Bytes;
@@ -272,11 +272,7 @@ impl Drive {
                 self.pending.push_back(Event::Spent);
             }
             Action::Wait(wait) => {
-                if let Some(fault) = self.exchange.last_fault() {
-                    let retried =
-                        Retried::new(fault, self.record.prefill.clone(), self.record.decode.clone());
-                    self.record.retried.push(Retried { wait, ..retried });
-                }
+                self.record.retries(self.exchange.last_fault(), wait);
                 self.backoff = Some(Box::pin(tokio::time::sleep(wait)));
             }
             Action::Queue => self.queue(),

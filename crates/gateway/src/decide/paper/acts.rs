@@ -8,7 +8,6 @@ use baton_core::fault::Fault;
 use baton_core::fleet::Worker;
 use baton_core::handoff;
 use baton_core::place;
-use baton_core::record::Retried;
 use serde_json::json;
 
 use super::Paper;
@@ -71,11 +70,7 @@ impl Paper {
                 self.pending.push_back(Event::Spent);
             }
             Action::Wait(wait) => {
-                if let Some(fault) = self.exchange.last_fault() {
-                    let retried =
-                        Retried::new(fault, self.record.prefill.clone(), self.record.decode.clone());
-                    self.record.retried.push(Retried { wait, ..retried });
-                }
+                self.record.retries(self.exchange.last_fault(), wait);
                 self.told.event(around, "gateway", "waits", json!({"ms": millis(wait)}));
                 self.resume = Some(around.now.after(wait));
             }
